@@ -1,0 +1,285 @@
+// Bindings of the pool, the KV cache, prefill, the decode step and the decode loop.
+#include <memory>
+
+#include "bindings.h"
+#include "common/status.h"
+#include "cpu/features.h"
+#include "cpu/threads.h"
+#include "decode/generate.h"
+#include "decode/step.h"
+#include "kernels/experts/experts.h"
+#include "kv/cache.h"
+#include "prefill/prefill.h"
+
+namespace py = pybind11;
+
+namespace moechat {
+namespace {
+
+using IntArray = py::array_t<int32_t, py::array::c_style>;
+using FloatArray = py::array_t<float, py::array::c_style>;
+
+void check(bool condition, const char* message) {
+  if (!condition) throw Status("bad-argument", message);
+}
+
+void check_tokens(const Model& model, const int32_t* tokens, int64_t count) {
+  for (int64_t i = 0; i < count; ++i)
+    check(tokens[i] >= 0 && tokens[i] < model.dims.vocab, "a token id is outside the vocabulary");
+}
+
+void check_cache(const Model& model, const KVCache& cache) {
+  check(cache.num_layers() == static_cast<int64_t>(model.layers.size()) &&
+            cache.width() == model.dims.kv_width() &&
+            (cache.encoding() == KVEncoding::kF32) == (model.compute == Compute::kExact),
+        "the KV cache belongs to another model or compute mode");
+}
+
+// Slots in the cache's own element type: uint16 (BF16) or float32.
+py::array encoded_slots(KVEncoding encoding, int64_t count, int64_t width) {
+  const std::vector<py::ssize_t> shape{count, width};
+  if (encoding == KVEncoding::kF32) return py::array_t<float>(shape);
+  return py::array_t<uint16_t>(shape);
+}
+
+void check_span(const KVCache& cache, int64_t layer, int64_t begin, int64_t end) {
+  check(layer >= 0 && layer < cache.num_layers(), "layer out of range");
+  check(begin >= 0 && begin <= end && end <= cache.num_slots(layer), "slots out of range");
+}
+
+py::array read_slots(const KVCache& cache, int64_t layer, int64_t begin, int64_t end) {
+  check_span(cache, layer, begin, end);
+  py::array out = encoded_slots(cache.encoding(), end - begin, cache.width());
+  auto* bytes = static_cast<uint8_t*>(out.mutable_data());
+  for (int64_t slot = begin; slot < end; ++slot)
+    std::memcpy(bytes + (slot - begin) * cache.slot_bytes(), cache.slot(layer, slot),
+                static_cast<size_t>(cache.slot_bytes()));
+  return out;
+}
+
+void append_slots(KVCache& cache, int64_t layer, const IntArray& positions, const py::array& rows) {
+  check(layer >= 0 && layer < cache.num_layers(), "layer out of range");
+  check(positions.ndim() == 1 && rows.ndim() == 2 && rows.shape(0) == positions.size() &&
+            rows.shape(1) == cache.width(),
+        "rows must be [positions, width]");
+  const bool wide = cache.encoding() == KVEncoding::kF32;
+  check(wide ? py::isinstance<py::array_t<float>>(rows) : py::isinstance<py::array_t<uint16_t>>(rows),
+        "rows must be float32 (exact) or uint16 (BF16)");
+  const py::array contiguous = py::array::ensure(rows, py::array::c_style);
+  cache.append_encoded(layer, positions.data(), static_cast<const uint8_t*>(contiguous.data()),
+                       positions.size());
+}
+
+std::vector<FloatArray> run_step(DecodeStep& step, const PyModel& model, const py::list& rows) {
+  // rows: (cache, tokens int32[k], position, wanted)
+  std::vector<StepRow> step_rows;
+  std::vector<IntArray> tokens;
+  std::vector<FloatArray> logits;
+  for (const py::handle& item : rows) {
+    const auto row = item.cast<py::tuple>();
+    KVCache& cache = row[0].cast<KVCache&>();
+    tokens.push_back(row[1].cast<IntArray>());
+    const IntArray& ids = tokens.back();
+    const auto position = row[2].cast<int32_t>();
+    check(ids.ndim() == 1 && ids.size() > 0, "a row needs at least one token");
+    check(position >= 0, "a position cannot be negative");
+    check_cache(model.model, cache);
+    check_tokens(model.model, ids.data(), ids.size());
+    for (const StepRow& other : step_rows) check(other.cache != &cache, "two rows share a cache");
+    logits.push_back(FloatArray(row[3].cast<bool>() ? model.model.dims.vocab : 0));
+    step_rows.push_back({&cache, ids.data(), ids.size(), position,
+                         logits.back().size() > 0 ? logits.back().mutable_data() : nullptr});
+  }
+  const py::gil_scoped_release release;
+  step.run(step_rows, nullptr);
+  return logits;
+}
+
+FloatArray run_experts(const PyModel& model, ThreadPool& pool, int64_t layer, const FloatArray& x,
+                       const IntArray& ids, const FloatArray& weights) {
+  check(layer >= 0 && layer < static_cast<int64_t>(model.model.layers.size()), "layer out of range");
+  const LayerWeights& layer_weights = model.model.layers[static_cast<size_t>(layer)];
+  check(layer_weights.is_moe, "this layer has no routed experts");
+  check(x.ndim() == 2 && x.shape(1) == model.model.dims.hidden, "x must be [rows, hidden]");
+  check(ids.ndim() == 2 && ids.shape(0) == x.shape(0) && ids.shape(1) > 0, "ids must be [rows, k]");
+  check(weights.ndim() == 2 && weights.shape(0) == ids.shape(0) && weights.shape(1) == ids.shape(1),
+        "weights must be [rows, k]");
+  for (py::ssize_t i = 0; i < ids.size(); ++i)
+    check(ids.data()[i] >= 0 && ids.data()[i] < model.model.dims.num_experts,
+          "an expert id is out of range");
+  FloatArray y({x.shape(0), x.shape(1)});
+  ExpertsCall call;
+  call.layer = &layer_weights;
+  call.compute = model.model.compute;
+  call.with_shared = false;
+  call.num_rows = x.shape(0);
+  call.hidden = x.shape(1);
+  call.experts_per_token = ids.shape(1);
+  call.x = x.data();
+  call.ids = ids.data();
+  call.weights = weights.data();
+  call.y = y.mutable_data();
+  const py::gil_scoped_release release;
+  Experts experts(active_instruction_set(), pool);
+  Job job;
+  experts.add_phases(job, &call);
+  pool.run(Priority::kDecode, job);
+  return y;
+}
+
+py::object run_prefill_layer(Prefill& prefill, const CancelFlag& cancel, int64_t window) {
+  check(window >= 0, "the window cannot be negative");
+  FloatArray mass(window > 0 ? prefill.num_keys() : 0);
+  {
+    const py::gil_scoped_release release;
+    if (!prefill.run_layer(&cancel, window > 0 ? mass.mutable_data() : nullptr, window)) {
+      const py::gil_scoped_acquire acquire;
+      return py::none();
+    }
+  }
+  py::array kv = encoded_slots(prefill.encoding(), prefill.num_tokens(), prefill.kv_width());
+  std::memcpy(kv.mutable_data(), prefill.kv().data(), prefill.kv().size());
+  return py::make_tuple(kv, window > 0 ? py::object(mass) : py::object(py::none()));
+}
+
+py::object prefill_logits(Prefill& prefill, const CancelFlag& cancel, int64_t first) {
+  check(first >= 0 && first < prefill.num_tokens(), "first token out of range");
+  FloatArray out({prefill.num_tokens() - first, prefill.vocab()});
+  const py::gil_scoped_release release;
+  const bool complete = prefill.logits(&cancel, first, out.mutable_data());
+  const py::gil_scoped_acquire acquire;
+  return complete ? py::object(out) : py::object(py::none());
+}
+
+}  // namespace
+
+void register_engine(py::module_& m) {
+  m.def("available_cpus", &available_cpus, "CPUs of this process by affinity and cgroup quota.");
+
+  py::class_<CancelFlag>(m, "CancelFlag", "A request to stop; may be raised from any thread.")
+      .def(py::init<>())
+      .def("raise_", &CancelFlag::raise)
+      .def("clear", &CancelFlag::clear)
+      .def_property_readonly("raised", &CancelFlag::raised);
+
+  py::class_<ThreadPool>(m, "ThreadPool", "The worker threads that decode and prefill share.")
+      .def(py::init<int>(), py::arg("num_threads"))
+      .def_property_readonly("num_threads", &ThreadPool::num_threads);
+
+  py::class_<KVCache>(m, "KVCache", "One session's KV cache: pages of slots for every layer.")
+      .def(py::init([](int64_t num_layers, int64_t width, const std::string& compute) {
+             return std::make_unique<KVCache>(num_layers, width, parse_compute(compute));
+           }),
+           py::arg("num_layers"), py::arg("width"), py::arg("compute"))
+      .def_property_readonly("num_layers", &KVCache::num_layers)
+      .def_property_readonly("width", &KVCache::width)
+      .def_property_readonly("bytes", &KVCache::bytes)
+      .def("num_slots",
+           [](const KVCache& self, int64_t layer) {
+             check(layer >= 0 && layer < self.num_layers(), "layer out of range");
+             return self.num_slots(layer);
+           })
+      .def("append", &append_slots, py::arg("layer"), py::arg("positions"), py::arg("rows"))
+      .def("read", &read_slots, py::arg("layer"), py::arg("begin"), py::arg("end"))
+      .def("positions",
+           [](const KVCache& self, int64_t layer, int64_t begin, int64_t end) {
+             check_span(self, layer, begin, end);
+             IntArray out(end - begin);
+             for (int64_t i = begin; i < end; ++i) out.mutable_data()[i - begin] = self.position(layer, i);
+             return out;
+           },
+           py::arg("layer"), py::arg("begin"), py::arg("end"))
+      .def("truncate", &KVCache::truncate, py::arg("position"));
+
+  py::class_<DecodeStep>(m, "DecodeStep", "Decode steps of one model on one pool.")
+      .def(py::init([](const PyModel& model, ThreadPool& pool) {
+             return std::make_unique<DecodeStep>(model.model, pool);
+           }),
+           py::arg("model"), py::arg("pool"), py::keep_alive<1, 2>(), py::keep_alive<1, 3>())
+      .def("run", &run_step, py::arg("model"), py::arg("rows"));
+
+  m.def("experts", &run_experts, py::arg("model"), py::arg("pool"), py::arg("layer"), py::arg("x"),
+        py::arg("ids"), py::arg("weights"));
+
+  py::class_<Prefill>(m, "Prefill", "One span of new tokens on its way through the layers.")
+      .def(py::init([](const PyModel& model, ThreadPool& pool, const KVCache& cache,
+                       const IntArray& tokens, int64_t prefix) {
+             check(tokens.ndim() == 1 && tokens.size() > 0, "prefill needs at least one token");
+             check_tokens(model.model, tokens.data(), tokens.size());
+             check_cache(model.model, cache);
+             for (int64_t layer = 0; layer < cache.num_layers(); ++layer)
+               check(prefix >= 0 && cache.num_slots(layer) == prefix,
+                     "the cache does not hold exactly the prefix");
+             return std::make_unique<Prefill>(
+                 model.model, pool, cache,
+                 std::vector<int32_t>(tokens.data(), tokens.data() + tokens.size()), prefix);
+           }),
+           py::arg("model"), py::arg("pool"), py::arg("cache"), py::arg("tokens"),
+           py::arg("prefix"), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(),
+           py::keep_alive<1, 4>())
+      .def("run_layer", &run_prefill_layer, py::arg("cancel"), py::arg("window") = 0)
+      .def("logits", &prefill_logits, py::arg("cancel"), py::arg("first"))
+      .def_property_readonly("next_layer", &Prefill::next_layer)
+      .def_property_readonly("router_ids",
+                             [](const Prefill& self) {
+                               const auto rows = static_cast<py::ssize_t>(self.num_tokens());
+                               const auto size = static_cast<py::ssize_t>(self.router_ids().size());
+                               IntArray out({rows, size / rows});
+                               std::copy(self.router_ids().begin(), self.router_ids().end(),
+                                         out.mutable_data());
+                               return out;
+                             })
+      .def_property_readonly("hidden", [](const Prefill& self) {
+        const auto rows = static_cast<py::ssize_t>(self.num_tokens());
+        FloatArray out({rows, static_cast<py::ssize_t>(self.hidden().size()) / rows});
+        std::copy(self.hidden().begin(), self.hidden().end(), out.mutable_data());
+        return out;
+      });
+
+  py::class_<TokenQueue>(m, "TokenQueue", "Sampled tokens between the decode thread and a reader.")
+      .def(py::init<>())
+      .def("close", &TokenQueue::close)
+      .def("pop",
+           [](TokenQueue& self, double timeout_seconds) {
+             bool finished = false;
+             std::vector<TimedToken> taken;
+             {
+               const py::gil_scoped_release release;
+               taken = self.pop(timeout_seconds, &finished);
+             }
+             std::vector<std::pair<int32_t, double>> tokens;
+             for (const TimedToken& token : taken) tokens.emplace_back(token.id, token.seconds);
+             return py::make_tuple(tokens, finished);
+           },
+           py::arg("timeout_seconds"));
+
+  py::class_<Generation>(m, "Generation", "One session that is decoding.")
+      .def(py::init([](const PyModel& model, KVCache& cache, Sampler& sampler, TokenQueue& queue,
+                       const CancelFlag& cancel, int32_t token, int32_t position,
+                       int64_t max_tokens, int64_t context_tokens, std::vector<int32_t> end_ids) {
+             check_cache(model.model, cache);
+             check_tokens(model.model, &token, 1);
+             check(max_tokens > 0, "max_tokens must be positive");
+             for (int64_t layer = 0; layer < cache.num_layers(); ++layer)
+               check(cache.num_slots(layer) == position, "the cache must hold the slots before the token");
+             return Generation{&cache,     &sampler,       &queue,  &cancel,
+                               token,      position,       max_tokens, context_tokens,
+                               std::move(end_ids), ""};
+           }),
+           py::arg("model"), py::arg("cache"), py::arg("sampler"), py::arg("queue"),
+           py::arg("cancel"), py::arg("token"), py::arg("position"), py::arg("max_tokens"),
+           py::arg("context_tokens"), py::arg("end_ids"), py::keep_alive<1, 3>(),
+           py::keep_alive<1, 4>(), py::keep_alive<1, 5>(), py::keep_alive<1, 6>())
+      .def_readonly("finish_reason", &Generation::finish_reason)
+      .def_readonly("position", &Generation::position);
+
+  m.def("generate",
+        [](DecodeStep& step, const PyModel& model, const std::vector<Generation*>& generations,
+           const CancelFlag& interrupt) {
+          const py::gil_scoped_release release;
+          generate(step, generations, model.model.dims.vocab, interrupt);
+        },
+        py::arg("step"), py::arg("model"), py::arg("generations"), py::arg("interrupt"));
+}
+
+}  // namespace moechat

@@ -1,0 +1,53 @@
+// Scalar conversions of the number formats: the plain definition every kernel is checked against.
+// Header-only and always inlined, so that a kernel file's compile flags never leak into others.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+namespace moechat {
+
+[[gnu::always_inline]] inline float load_f32(const void* p) {
+  float v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+
+[[gnu::always_inline]] inline uint16_t load_u16(const void* p) {
+  uint16_t v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+
+[[gnu::always_inline]] inline float bf16_to_f32(uint16_t bits) {
+  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
+  return load_f32(&wide);
+}
+
+// Round to nearest even; NaN stays NaN (quiet).
+[[gnu::always_inline]] inline uint16_t f32_to_bf16(float v) {
+  uint32_t bits;
+  std::memcpy(&bits, &v, sizeof bits);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40u);
+  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+[[gnu::always_inline]] inline float round_to_bf16(float v) { return bf16_to_f32(f32_to_bf16(v)); }
+
+// FP8 e4m3 (OCP "E4M3FN"): bias 7, no infinity, 0x7F and 0xFF are NaN, subnormals in 2^-9 steps.
+[[gnu::always_inline]] inline float fp8_e4m3_to_f32(uint8_t code) {
+  const uint32_t sign = static_cast<uint32_t>(code & 0x80u) << 24;
+  const uint32_t exponent = (code >> 3) & 0xfu, mantissa = code & 7u;
+  uint32_t bits;
+  if ((code & 0x7fu) == 0x7fu) {
+    bits = 0x7fc00000u;
+  } else if (exponent == 0) {
+    const float magnitude = static_cast<float>(mantissa) * 0x1p-9f;
+    std::memcpy(&bits, &magnitude, sizeof bits);
+  } else {
+    bits = ((exponent + 120u) << 23) | (mantissa << 20);
+  }
+  bits |= sign;
+  return load_f32(&bits);
+}
+
+}  // namespace moechat

@@ -1,0 +1,61 @@
+// The thread pool (design 3.7): one pool, two clients, decode before prefill at every task edge.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace moechat {
+
+enum class Priority : int { kDecode = 0, kPrefill = 1 };
+
+// A request to stop that any thread may raise. Polled between the phases of a job.
+class CancelFlag {
+ public:
+  void raise() { raised_.store(true, std::memory_order_release); }
+  void clear() { raised_.store(false, std::memory_order_release); }
+  bool raised() const { return raised_.load(std::memory_order_acquire); }
+
+ private:
+  std::atomic<bool> raised_{false};
+};
+
+// A phase opens with `open`, run once by whichever thread finished the phase before; it does the
+// serial work and returns how many tasks follow (0: straight on to the next phase). Then
+// run(task, worker) is called once for every task in [0, tasks), by any workers, in any order;
+// `worker` is in [0, num_threads). The next phase opens only when all tasks are done.
+// `open` may throw Status: the job ends and run() rethrows it. `run` must not throw.
+struct Phase {
+  std::function<int64_t()> open;
+  std::function<void(int64_t task, int worker)> run;
+};
+
+// Phases in order, and the flag that cuts the job short.
+struct Job {
+  std::vector<Phase> phases;
+  const CancelFlag* cancel = nullptr;  // may be null
+};
+
+class ThreadPool {
+ public:
+  explicit ThreadPool(int num_threads);  // 1..256, else Status "bad-argument"
+  ~ThreadPool();                         // waits for running jobs; joins the threads
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int num_threads() const;
+  // Runs the job on the pool's threads and returns when its last phase is done; the calling thread
+  // sleeps meanwhile (after at most 50 us of spinning). One job a priority at a time: a second
+  // caller of the same priority waits its turn. Returns false when the cancel flag cut the job.
+  bool run(Priority priority, Job& job);
+  // kMatmulScratchBytes of 64-byte aligned scratch, private to `worker`; pages appear with use.
+  void* scratch(int worker) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace moechat

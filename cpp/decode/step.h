@@ -1,0 +1,94 @@
+// One decode step (design 3.2): rows of one or many sessions through all layers in one native call.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cpu/threads.h"
+#include "kernels/attention/mla_decode.h"
+#include "kernels/experts/experts.h"
+#include "kernels/router/router.h"
+#include "kv/cache.h"
+#include "model/model.h"
+
+namespace moechat {
+
+// 1..k tokens of one session. Their KV is appended to `cache`; positions count on from `position`.
+struct StepRow {
+  KVCache* cache = nullptr;
+  const int32_t* tokens = nullptr;
+  int64_t num_tokens = 0;
+  int32_t position = 0;
+  float* logits = nullptr;  // [vocab] of the last token; null when not wanted
+};
+
+// Runs steps for one model on one pool; keeps its buffers. One thread at a time.
+class DecodeStep {
+ public:
+  DecodeStep(const Model& model, ThreadPool& pool);
+  // Throws Status "non-finite-logits" naming the first layer whose output was not finite; the
+  // caches then hold the step's slots and must be truncated by the caller. Returns false when
+  // `cancel` cut the step short, likewise.
+  bool run(const std::vector<StepRow>& rows, const CancelFlag* cancel);
+
+ private:
+  // One token on its way through the layers.
+  struct TokenRow {
+    KVCache* cache;
+    int32_t token, position;
+    float* logits;
+  };
+  // A piece of attention: heads [head, head + heads) of row `row` over one span of slots.
+  struct AttentionTask {
+    int64_t row, head, heads, span, begin, end;
+  };
+
+  // y[r] = w x[r] for every token row, as tasks of one phase.
+  struct Product {
+    const MatrixView* w;
+    Compute compute;
+    const float* x;
+    int64_t x_stride;
+    float* y;
+    int64_t y_stride;
+  };
+
+  bool run_chunk(const TokenRow* tokens, int64_t count, const CancelFlag* cancel);
+  void add_products(Job& job, std::function<void()> before, std::vector<Product> products);
+  void add_attention_inputs(Job& job, int64_t layer);
+  void add_attention(Job& job, int64_t layer);
+  void add_feed_forward(Job& job, int64_t layer);
+  void add_head(Job& job);
+  void norm_rows(const std::vector<float>& weight, float eps, std::vector<float>& x, int64_t width,
+                 std::vector<float>& y);
+  void check_finite(int64_t layer);
+  void store_latents(int64_t layer);
+  void rotate_queries();
+  int64_t plan_attention();
+  void run_attention(int64_t layer, const AttentionTask& task, int worker);
+  void run_join(int64_t layer, int64_t row, int64_t head, int worker);
+  void route(int64_t layer);
+  void check_logits() const;
+
+  const Model& model_;
+  const InstructionSet& isa_;
+  ThreadPool& pool_;
+  Experts experts_;
+  std::vector<ExpertsCall> calls_;  // one a layer: phases keep pointers to them
+
+  const TokenRow* tokens_ = nullptr;
+  int64_t num_rows_ = 0;
+  int64_t first_bad_layer_ = -1;
+  // Activations, one row a token: residual, normalised input, latent query, KV row, query, ...
+  std::vector<float> x_, normed_, q_latent_, kv_, query_, latent_query_, head_values_, attention_;
+  std::vector<float> router_logits_, router_scratch_, router_weights_, cos_sin_;
+  std::vector<float*> logits_rows_;
+  std::vector<const float*> logits_inputs_;
+  std::vector<int32_t> router_ids_;
+  std::vector<AttentionTask> attention_tasks_;
+  std::vector<int64_t> row_spans_, row_first_span_;  // of each row: number, index of the first
+  std::vector<float> span_out_, span_max_, span_sum_;
+  std::vector<std::vector<float>> worker_floats_;
+};
+
+}  // namespace moechat

@@ -1,0 +1,71 @@
+// Routed experts, with the shared expert beside them (design 3.2):
+//   y[r] = sum_k weight[r][k] * mlp(expert id[r][k], x[r])  (+ mlp(shared, x[r])), in slot order.
+// A dense layer is the same with no routed expert and the MLP as the shared one.
+//
+// Decode class (<= kMaxGemvRows rows): each weight is decoded once for all rows that use it, and a
+// row's bits do not depend on the others. Prefill class (any number of rows): tokens are grouped by
+// expert.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "cpu/dispatch.h"
+#include "cpu/threads.h"
+#include "model/model.h"
+
+namespace moechat {
+
+struct ExpertsCall {
+  const LayerWeights* layer = nullptr;
+  Compute compute = Compute::kBF16;
+  bool with_shared = true;
+  int64_t num_rows = 0, hidden = 0, experts_per_token = 0;
+  const float* x = nullptr;         // [num_rows][hidden], normalised input
+  const int32_t* ids = nullptr;     // [num_rows][experts_per_token], distinct in a row
+  const float* weights = nullptr;   // [num_rows][experts_per_token]
+  float* y = nullptr;               // [num_rows][hidden]; overwritten, or added to
+  bool accumulate = false;          // y += instead of y =
+};
+
+// Buffers of one caller, kept between calls. Appends the phases of one call to a job; the call's
+// fields are read when its phases open, so they may be filled in by an earlier phase.
+class Experts {
+ public:
+  Experts(const InstructionSet& isa, ThreadPool& pool) : isa_(isa), pool_(pool) {}
+  void add_phases(Job& job, const ExpertsCall* call);
+
+ private:
+  // A row and the place of its result among all rows' slots.
+  struct Pair {
+    int64_t row, slot;
+  };
+  // One distinct expert and who uses it.
+  struct Group {
+    const MlpWeights* mlp = nullptr;
+    std::vector<Pair> pairs;
+  };
+  // Weight rows [row_begin, row_end) times the pairs [first, first + count) of a group.
+  struct Task {
+    int64_t group, row_begin, row_end, first, count;
+  };
+
+  void group_pairs(const ExpertsCall& call);
+  int64_t split(const ExpertsCall& call, MatrixView MlpWeights::*matrix);
+  int64_t open_gate_up(const ExpertsCall& call);
+  int64_t open_down(const ExpertsCall& call);
+  void run_gate_up(const ExpertsCall& call, const Task& task, int worker);
+  void run_down(const ExpertsCall& call, const Task& task, int worker);
+  void run_sum(const ExpertsCall& call, int64_t row_begin, int64_t row_end);
+  void product(const ExpertsCall& call, const MatrixView& w, const Task& task,
+               const float* const* x, float* const* y, int worker);
+
+  const InstructionSet& isa_;
+  ThreadPool& pool_;
+  std::vector<Group> groups_;
+  std::vector<Task> tasks_;
+  std::vector<float> gate_, up_;  // [slots][intermediate]
+  std::vector<float> out_;        // [slots][hidden]
+  int64_t slots_per_row_ = 0, inner_ = 0;
+};
+
+}  // namespace moechat

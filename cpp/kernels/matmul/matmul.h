@@ -1,0 +1,45 @@
+// Contract of the matrix kernels. Shapes: R rows of activations, N weight rows, K weight columns.
+//
+//   gemv             y[r][n] = sum_k x[r][k] W[n][k]     1..16 rows, decode class
+//   gemm             the same for any number of rows, prefill class
+//   gemv_transposed  y[r][k] = sum_n x[r][n] W[n][k]     any number of rows
+//
+// Inputs and outputs are float32. With Compute::kBF16 every input x is rounded to BF16 (nearest
+// even) before it is multiplied; weights are exact, products and sums float32. With kExact x is
+// used as it is. Weights are never rounded. FP8 NaN codes decode to NaN.
+//
+// Decode class (gemv, and gemv_transposed): the bits of a row of y depend on that row of x, W and
+// the instruction set alone, never on the other rows nor on how the range was split (design 3.6).
+//
+// All pointers are to float; x[r] has K (or N) readable elements. Output ranges are absolute:
+// y[r][n] is written for n in [begin, end) and nothing else is touched. `scratch` has
+// kMatmulScratchBytes, aligned to 64, private to the calling thread. No allocation, no exceptions.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "common/matrix_view.h"
+
+namespace moechat {
+
+enum class Compute : uint8_t { kBF16, kExact };
+
+constexpr int kMaxGemvRows = 16;
+constexpr int64_t kMaxColumns = 32768;  // bindings refuse wider matrices
+constexpr size_t kMatmulScratchBytes = (kMaxGemvRows + 2) * kMaxColumns * 4;
+
+struct MatmulKernels {
+  void (*gemv)(const MatrixView& w, int64_t row_begin, int64_t row_end, Compute compute,
+               const float* const* x, int num_rows, float* const* y, void* scratch);
+  void (*gemm)(const MatrixView& w, int64_t row_begin, int64_t row_end, Compute compute,
+               const float* const* x, int64_t num_rows, float* const* y, void* scratch);
+  void (*gemv_transposed)(const MatrixView& w, int64_t col_begin, int64_t col_end, Compute compute,
+                          const float* const* x, int64_t num_rows, float* const* y, void* scratch);
+};
+
+extern const MatmulKernels kMatmulRef;
+extern const MatmulKernels kMatmulAvx2;
+extern const MatmulKernels kMatmulAvx512;
+extern const MatmulKernels kMatmulAvx512bf16;
+
+}  // namespace moechat

@@ -1,0 +1,66 @@
+// CPU prefill: one span of new tokens, layer by layer (layer-major, design 2). Layer l's KV of the
+// span stays here until the caller sends it as a packet; earlier slots are read from the cache.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "cpu/threads.h"
+#include "kernels/attention/mla_prefill.h"
+#include "kernels/experts/experts.h"
+#include "kv/cache.h"
+#include "model/model.h"
+
+namespace moechat {
+
+class Prefill {
+ public:
+  // `tokens` follow the `prefix` slots that every layer of `cache` already holds.
+  Prefill(const Model& model, ThreadPool& pool, const KVCache& cache, std::vector<int32_t> tokens,
+          int64_t prefix);
+
+  int64_t num_tokens() const { return static_cast<int64_t>(tokens_.size()); }
+  KVEncoding encoding() const { return cache_.encoding(); }
+  int64_t kv_width() const { return cache_.width(); }
+  int64_t vocab() const { return model_.dims.vocab; }
+  int64_t num_keys() const { return prefix_ + num_tokens(); }
+  // Runs the next layer. Afterwards kv() holds its slots. `window_mass` [num_keys] or null: see
+  // PrefillAttention. Returns false when `cancel` cut it; throws Status "non-finite-logits" naming the
+  // layer. The object is spent after either.
+  bool run_layer(const CancelFlag* cancel, float* window_mass, int64_t window);
+  int64_t next_layer() const { return layer_; }
+  // The span's slots of the layer run last, in the cache's encoding: [num_tokens][slot_bytes].
+  const std::vector<uint8_t>& kv() const { return kv_encoded_; }
+  // Experts chosen in the layer run last: [num_tokens][experts_per_token]; empty for a dense layer.
+  const std::vector<int32_t>& router_ids() const { return router_ids_; }
+  // Residual stream after the layer run last: [num_tokens][hidden].
+  const std::vector<float>& hidden() const { return x_; }
+  // Logits of tokens [first, num_tokens) after the last layer: out[...][vocab]. Throws Status
+  // "non-finite-logits". Returns false when cut.
+  bool logits(const CancelFlag* cancel, int64_t first, float* out);
+
+ private:
+  void add_rows(Job& job, std::function<void(int64_t row)> body);
+  void add_product(Job& job, const MatrixView& w, Compute compute, int64_t rows, const float* x,
+                   float* y, int64_t y_stride);
+  void add_attention(Job& job, const LayerWeights& weights, float* window_mass, int64_t window);
+  void add_feed_forward(Job& job, const LayerWeights& weights);
+  void read_prefix();
+  void store_latent(const AttentionWeights& weights, int64_t row);
+  void route(const LayerWeights& weights, int64_t row);
+
+  const Model& model_;
+  const InstructionSet& isa_;
+  ThreadPool& pool_;
+  const KVCache& cache_;
+  std::vector<int32_t> tokens_;
+  int64_t prefix_, layer_ = 0;
+  Experts experts_;
+  std::vector<ExpertsCall> calls_;
+  PrefillAttention attention_;
+  std::vector<float> x_, normed_, q_latent_, latents_, values_, branch_, cos_sin_;
+  std::vector<float> router_logits_, router_weights_;
+  std::vector<int32_t> router_ids_;
+  std::vector<uint8_t> kv_encoded_;
+};
+
+}  // namespace moechat

@@ -1,0 +1,1 @@
+"""Many prompts on stdin, one JSON object a prompt on stdout."""

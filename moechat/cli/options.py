@@ -1,0 +1,229 @@
+"""Every option and argument, declared once and shared by the verbs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+@dataclass
+class Invocation:
+    """What the place that catches errors must know of a command line (``ctx.obj``)."""
+
+    debug: bool = False
+
+
+class Compute(str, Enum):
+    """Choices of --compute."""
+
+    BF16 = "bf16"
+    EXACT = "exact"
+
+
+class Stats(str, Enum):
+    """Choices of --stats."""
+
+    NONE = "none"
+    LINE = "line"
+    JSON = "json"
+
+
+class KVEncoding(str, Enum):
+    """Choices of --kv. Only the first two work in this version."""
+
+    NATIVE = "native"
+    AUTO = "auto"
+    FP16 = "fp16"
+    SPECTRUM = "spectrum"
+    PDTRIM = "pdtrim"
+    SNAPKV = "snapkv"
+    INT8 = "int8"
+    INT4 = "int4"
+
+
+def _sampling(field: str, kind: type[int] | type[float] | type[str]) -> Callable[[Any], Any]:
+    """A parser for one sampling parameter; its range is SamplingParams' own."""
+
+    def parse(text: Any) -> Any:
+        # Imported here: only a command line that sets a parameter needs it.
+        from moechat.errors import BadParameter
+        from moechat.sample.params import SamplingParams
+
+        try:
+            value = kind(text)
+        except ValueError:
+            noun = "a whole number" if kind is int else "a number"
+            raise typer.BadParameter(f"{text[:40]!a} is not {noun}; {RANGES[field]}") from None
+        try:
+            SamplingParams(**{field: (value,) if field == "stop" else value})
+        except BadParameter as error:
+            raise typer.BadParameter(error.message.removesuffix(".")) from None
+        return value
+
+    parse.__name__ = "INTEGER" if kind is int else "NUMBER" if kind is float else "TEXT"
+    return parse
+
+
+RANGES = {
+    "temperature": "0 (always the likeliest token) to 100",
+    "top_k": "0 (off) or more",
+    "top_p": "above 0, up to 1 (off)",
+    "min_p": "0 (off) to 1",
+    "repetition_penalty": "above 0; 1 is off",
+    "presence_penalty": "-2 to 2; 0 is off",
+    "seed": "0 or more",
+    "max_tokens": "1 or more",
+}
+
+
+def _remember_debug(ctx: typer.Context, value: bool) -> bool:
+    if isinstance(ctx.obj, Invocation):
+        ctx.obj.debug = ctx.obj.debug or value
+    return value
+
+
+def _number(field: str, kind: type[int] | type[float], text: str) -> Any:
+    """A typer option for one numeric sampling parameter."""
+    return typer.Option(
+        f"--{field.replace('_', '-')}",
+        parser=_sampling(field, kind),
+        metavar="INTEGER" if kind is int else "NUMBER",
+        help=f"{text} Range: {RANGES[field]}.",
+        show_default=False,
+    )
+
+
+_SAMPLING_DEFAULT = "Default: the vendor's."
+
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        help="A name that `moechat list` shows, or a folder in Hugging Face layout.",
+        metavar="[MODEL]",
+        show_default=False,
+    ),
+]
+RequiredModelArgument = Annotated[
+    str,
+    typer.Argument(
+        help="A name that `moechat list` shows, or a folder in Hugging Face layout.",
+        metavar="MODEL",
+    ),
+]
+PromptArgument = Annotated[
+    str | None,
+    typer.Argument(
+        help="The question. Text from a pipe goes before it.",
+        metavar="[PROMPT]",
+        show_default=False,
+    ),
+]
+Temperature = Annotated[
+    float | None, _number("temperature", float, f"Randomness of the choice. {_SAMPLING_DEFAULT}")
+]
+TopK = Annotated[int | None, _number("top_k", int, "Choose among the K likeliest tokens.")]
+TopP = Annotated[
+    float | None, _number("top_p", float, "Choose among the likeliest tokens that make up P.")
+]
+MinP = Annotated[
+    float | None, _number("min_p", float, "Drop tokens below P times the likeliest one.")
+]
+RepetitionPenalty = Annotated[
+    float | None, _number("repetition_penalty", float, "Make tokens that occurred less likely.")
+]
+PresencePenalty = Annotated[
+    float | None, _number("presence_penalty", float, "Subtract from tokens that occurred.")
+]
+Seed = Annotated[
+    int | None, _number("seed", int, "Repeat an answer: the same seed gives the same text.")
+]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--stop",
+        parser=_sampling("stop", str),
+        metavar="TEXT",
+        help="End the answer before this text. May be given several times.",
+        show_default=False,
+    ),
+]
+MaxTokens = Annotated[
+    int | None, _number("max_tokens", int, "End the answer after this many tokens.")
+]
+System = Annotated[
+    str | None,
+    typer.Option("--system", metavar="TEXT", help="The system text.", show_default=False),
+]
+SystemFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--system-file", metavar="FILE", help="Take the system text from a file.", show_default=False
+    ),
+]
+ContextTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--ctx",
+        min=1,
+        metavar="TOKENS",
+        help="Limit of prompt and answers together. Default and maximum: what the model was "
+        "trained for.",
+        show_default=False,
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        min=1,
+        metavar="N",
+        help="Compute threads. Default: the processors that this process may use.",
+        show_default=False,
+    ),
+]
+ComputeOption = Annotated[
+    Compute, typer.Option("--compute", help="Type of matrix inputs and KV cache; exact: float32.")
+]
+KV = Annotated[
+    KVEncoding,
+    typer.Option(
+        "--kv",
+        metavar="native|auto",
+        help="Encoding of the KV cache. native: the compute type, bit for bit.",
+    ),
+]
+Plain = Annotated[
+    bool, typer.Option("--plain", help="In a chat: no colours and no Markdown.")
+]
+StatsOption = Annotated[
+    Stats | None,
+    typer.Option(
+        "--stats",
+        help="Counters after an answer, on stderr. Default: line on a terminal, else none.",
+        show_default=False,
+    ),
+]
+NoHistory = Annotated[
+    bool, typer.Option("--no-history", help="In a chat: neither read nor write the history file.")
+]
+Batch = Annotated[
+    bool,
+    typer.Option(
+        "--batch", help="Answer each line of stdin on its own, as one JSON object a line."
+    ),
+]
+Debug = Annotated[
+    bool,
+    typer.Option(
+        "--debug",
+        callback=_remember_debug,
+        is_eager=True,
+        help="Show the traceback of an error.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

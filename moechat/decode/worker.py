@@ -1,0 +1,198 @@
+"""The decode thread: the only writer of KV caches. Applies packets, then steps all generations."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moechat import _native
+from moechat.decode.step import DecodeStep, StepRow
+from moechat.kv.cache import KVCache
+from moechat.kv.channel import Channel
+from moechat.kv.packet import KVPacket
+
+
+@dataclass(frozen=True)
+class Truncate:
+    """Keep the first slots of a cache. ``done`` is called on the decode thread."""
+
+    cache: KVCache
+    position: int
+    done: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class StepLast:
+    """Step one token and hand its logits [vocab] to ``done``; None skips the step."""
+
+    cache: KVCache
+    token: int | None
+    done: Callable[[NDArray[np.float32] | None, Exception | None], None]
+
+
+@dataclass(frozen=True)
+class DecodeStart:
+    """Decode from ``token`` on, the first id that the cache does not hold, until it finishes.
+
+    ``done(finish_reason, started_seconds, error)`` is called on the decode thread after the queue
+    was closed; ``started_seconds`` is time.monotonic() when the first step was due.
+    """
+
+    cache: KVCache
+    sampler: _native.Sampler
+    queue: _native.TokenQueue
+    cancel: _native.CancelFlag
+    token: int
+    max_tokens: int
+    context_tokens: int
+    end_ids: list[int]
+    done: Callable[[str, float, Exception | None], None]
+
+
+@dataclass(frozen=True)
+class _Running:
+    start: DecodeStart
+    generation: _native.Generation
+    started_seconds: float
+
+
+@dataclass(frozen=True)
+class Attach:
+    """Make a cache known, so that its packets are applied."""
+
+    cache: KVCache
+
+
+@dataclass(frozen=True)
+class Detach:
+    """Forget a cache; packets still on their way to it are dropped."""
+
+    cache: KVCache
+
+
+@dataclass(frozen=True)
+class Close:
+    """End the thread; running generations are cancelled."""
+
+
+Control = Truncate | StepLast | DecodeStart | Attach | Detach | Close
+
+
+class DecodeWorker:
+    """One thread, one channel in. Between two steps it looks at what arrived."""
+
+    def __init__(
+        self, model: _native.Model, pool: _native.ThreadPool, channel_capacity: int
+    ) -> None:
+        self._step = DecodeStep(model, pool)
+        self._interrupt = _native.CancelFlag()
+        self.channel: Channel[Control] = Channel(channel_capacity, self._interrupt.raise_)
+        self._caches: dict[int, KVCache] = {}
+        self._refused: dict[int, Exception] = {}  # first bad packet of a session
+        self._running: list[_Running] = []
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="decode", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Cancel what runs and end the thread."""
+        self.channel.send(Close())
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closing:
+            self._interrupt.clear()
+            while message := self.channel.receive(block=not self._running and not self._closing):
+                self._handle(message)
+            if self._running and not self._closing:
+                self._generate()
+        for running in self._running:
+            self._finish(running, "cancelled", None)
+
+    def _generate(self) -> None:
+        """Step until a generation finishes or a message arrives; close what finished."""
+        error: Exception | None = None
+        generations = [running.generation for running in self._running]
+        try:
+            _native.generate(self._step.native, self._step.model, generations, self._interrupt)
+        except _native.NativeError as native_error:
+            error = native_error
+        for running in list(self._running):
+            if error is not None or running.generation.finish_reason:
+                self._running.remove(running)
+                self._finish(running, running.generation.finish_reason, error)
+
+    @staticmethod
+    def _finish(running: _Running, reason: str, error: Exception | None) -> None:
+        running.start.queue.close()
+        running.start.done(reason, running.started_seconds, error)
+
+    def _handle(self, message: KVPacket | Control) -> None:
+        match message:
+            case KVPacket():
+                self._apply(message)
+            case Attach(cache):
+                self._caches[cache.session] = cache
+            case Detach(cache):
+                self._caches.pop(cache.session, None)
+                self._refused.pop(cache.session, None)
+            case Truncate(cache, position, done):
+                self._refused.pop(cache.session, None)
+                cache.truncate(position)
+                done()
+            case StepLast():
+                self._step_last(message)
+            case DecodeStart():
+                self._start(message)
+            case Close():
+                self._closing = True
+
+    def _start(self, start: DecodeStart) -> None:
+        now = time.monotonic()
+        error = self._refused.get(start.cache.session)
+        if error is not None:
+            start.queue.close()
+            start.done("", now, error)
+            return
+        generation = _native.Generation(
+            self._step.model,
+            start.cache.native,
+            start.sampler,
+            start.queue,
+            start.cancel,
+            start.token,
+            len(start.cache),
+            start.max_tokens,
+            start.context_tokens,
+            start.end_ids,
+        )
+        self._running.append(_Running(start, generation, now))
+
+    def _apply(self, packet: KVPacket) -> None:
+        cache = self._caches.get(packet.session)
+        if cache is None or packet.session in self._refused:
+            return
+        try:
+            cache.apply(packet)
+        except Exception as error:  # reported with the message that waits for these packets
+            self._refused[packet.session] = error
+
+    def _step_last(self, message: StepLast) -> None:
+        cache = message.cache
+        error = self._refused.get(cache.session)
+        if error is not None or message.token is None:
+            message.done(None, error)
+            return
+        position = len(cache)
+        try:
+            (logits,) = self._step.run([StepRow(cache, [message.token])])
+        except _native.NativeError as native_error:
+            cache.truncate(position)
+            message.done(None, native_error)
+            return
+        message.done(logits, None)

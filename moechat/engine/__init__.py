@@ -1,0 +1,1 @@
+"""Ownership and lifetime: weights, threads, sessions, conversations."""

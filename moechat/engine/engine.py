@@ -1,0 +1,175 @@
+"""The engine: one model, its thread pool, its prefill and decode threads, its sessions."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from pathlib import Path
+from types import TracebackType
+
+from moechat import _native
+from moechat.decode.worker import DecodeWorker
+from moechat.engine import flow
+from moechat.engine.loading import choose_instruction_set, load_model
+from moechat.engine.requests import ExtendRequest, GenerateRequest, Handle
+from moechat.engine.session import Session
+from moechat.engine.text import TextModel
+from moechat.errors import BadParameter, EngineClosed, TextUnavailable, from_native
+from moechat.models.json_file import read_json_object
+from moechat.prefill.worker import PrefillWorker
+from moechat.registry import load_registry
+from moechat.sample.params import SamplingParams
+
+CHANNEL_PACKETS = 8  # KV packets that may wait for the decode thread
+GENERATION_CONFIG_BYTES = 1 << 20  # more is no generation_config.json
+
+
+class Engine:
+    """Open a model with ``Engine.open``, talk through ``session()``, end with ``close()``."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        name: str = "",
+        compute: str = "bf16",
+        threads: int | None = None,
+        context_tokens: int | None = None,
+        channel_packets: int = CHANNEL_PACKETS,
+    ) -> None:
+        self.name = name or folder.name
+        self.folder = folder
+        self.compute = compute
+        self.instruction_set = choose_instruction_set()
+        loaded = load_model(folder, compute)
+        self.spec = loaded.spec
+        self.context_tokens = _context(context_tokens, loaded.spec.context_tokens)
+        self._checkpoint = loaded.checkpoint
+        self._sessions: list[Session] = []
+        self._numbers = itertools.count()
+        self._closed = False
+        try:
+            pool = _native.ThreadPool(threads or _native.available_cpus())
+        except _native.NativeError as error:
+            raise from_native(*error.args) from error
+        self.threads = pool.num_threads
+        self.decode = DecodeWorker(loaded.native, pool, channel_packets)
+        self.prefill = PrefillWorker(loaded.native, pool, self.decode.channel)
+
+    @classmethod
+    def open(
+        cls,
+        source: str | Path,
+        *,
+        compute: str = "bf16",
+        threads: int | None = None,
+        device: str = "cpu",
+        kv: str = "native",
+        context_tokens: int | None = None,
+    ) -> Engine:
+        """Open a registry name or a folder in Hugging Face layout.
+
+        ``compute`` is "bf16" or "exact" (float32 throughout). ``context_tokens`` defaults to the
+        trained length. Raises ModelNotFound, CheckpointDamaged, ArchitectureUnsupported,
+        BadParameter.
+        """
+        _choice("compute", compute, ("bf16", "exact"))
+        _choice("device", device, ("cpu", "auto"))
+        _choice("kv", kv, ("native", "auto"))
+        model = load_registry().resolve(str(source))
+        return cls(
+            model.folder,
+            name=model.name,
+            compute=compute,
+            threads=threads,
+            context_tokens=context_tokens,
+        )
+
+    @property
+    def trained_context_tokens(self) -> int:
+        """The longest context the model was trained for."""
+        return self.spec.context_tokens
+
+    @functools.cached_property
+    def text(self) -> TextModel:
+        """Tokenizer and chat template. Raises TextUnavailable when the folder has none."""
+        return TextModel.open(self.folder)
+
+    @functools.cached_property
+    def text_or_none(self) -> TextModel | None:
+        """``text``, or None when the folder has none."""
+        try:
+            return self.text
+        except TextUnavailable:
+            return None
+
+    def default_sampling(self) -> SamplingParams:
+        """The vendor's defaults from generation_config.json; neutral where it says nothing."""
+        path = self.folder / "generation_config.json"
+        config = read_json_object(path, GENERATION_CONFIG_BYTES) if path.exists() else {}
+        if config.get("do_sample") is False:
+            return SamplingParams(temperature=0.0)
+        names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+        return SamplingParams(**{name: config[name] for name in names if config.get(name) is not None})
+
+    def session(self) -> Session:
+        """A new, empty talk."""
+        self.check_open()
+        session = Session(self, next(self._numbers))
+        self._sessions.append(session)
+        return session
+
+    def submit(self, request: ExtendRequest | GenerateRequest) -> Handle:
+        """Put a request on its way; what Session.extend and Session.generate wait on."""
+        if isinstance(request, ExtendRequest):
+            return flow.start_extend(self, request.session, request)
+        return flow.start_generate(self, request.session, request)
+
+    def forget(self, session: Session) -> None:
+        """Called by Session.close()."""
+        if session in self._sessions:
+            self._sessions.remove(session)
+
+    def check_open(self) -> None:
+        """Raise EngineClosed after close()."""
+        if self._closed:
+            raise EngineClosed("the engine is closed")
+
+    def close(self) -> None:
+        """Cancel everything, end the threads, unmap the weights. Safe to call twice."""
+        if self._closed:
+            return
+        for session in self._sessions:
+            session.cancel()
+        self._closed = True
+        self.prefill.close()
+        self.decode.close()
+        self._checkpoint.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise BadParameter(
+            f"{name} cannot be '{value}'", f"this version knows {' and '.join(choices)}"
+        )
+
+
+def _context(asked: int | None, trained: int) -> int:
+    if asked is None:
+        return trained
+    if not 1 <= asked <= trained:
+        raise BadParameter(
+            f"a context of {asked} tokens is not possible", f"the model was trained for {trained}"
+        )
+    return asked

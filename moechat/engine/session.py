@@ -1,0 +1,123 @@
+"""One talk: a timeline of token ids, its KV cache, and the requests that extend them.
+
+A session serves one request at a time. Its timeline is changed by the thread that uses the session,
+its cache by the decode thread alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moechat import _native
+from moechat.decode.worker import Attach, Detach, Truncate
+from moechat.engine.requests import ExtendRequest, GenerateRequest, Handle, LogitsWanted
+from moechat.errors import PromptEmpty, PromptTooLong, SessionBusy
+from moechat.kv.cache import KVCache
+from moechat.kv.timeline import Timeline
+from moechat.sample.params import SamplingParams
+
+if TYPE_CHECKING:
+    from moechat.engine.engine import Engine
+
+POLL_SECONDS = 0.05  # how long a wait lasts before signals and a closed engine are looked at
+
+
+class Session:
+    """A token timeline with its KV cache. Made by ``Engine.session()``."""
+
+    def __init__(self, engine: Engine, number: int) -> None:
+        self._engine = engine
+        self.timeline = Timeline(engine.spec.vocab_size)
+        width = engine.spec.kv_lora_rank + engine.spec.qk_rope_head_dim
+        self.cache = KVCache(number, engine.spec.num_layers, width, engine.compute)
+        self._busy = threading.Lock()
+        self._handle: Handle | None = None
+        engine.decode.channel.send(Attach(self.cache))
+
+    def __len__(self) -> int:
+        """Tokens on the timeline."""
+        return len(self.timeline)
+
+    def extend(
+        self, ids: Sequence[int], logits: LogitsWanted = "all"
+    ) -> NDArray[np.float32] | None:
+        """Append ids; float32 logits [len(ids), vocab], [1, vocab] for "last", None for None.
+
+        Raises ValueError for ids out of range and PromptTooLong before anything changes. When the
+        work fails or is cancelled the timeline is as before.
+        """
+        result: NDArray[np.float32] | None = self._engine.submit(
+            ExtendRequest(self, ids, logits)
+        ).result()
+        return result
+
+    def generate(self, ids: Sequence[int], params: SamplingParams) -> Handle:
+        """Append ids, then sample. The handle yields events; see design, section 4.
+
+        Raises like extend, before anything changes; PromptEmpty when there is no token at all.
+        """
+        return self._engine.submit(GenerateRequest(self, ids, params))
+
+    def rewind(self, num_tokens: int) -> int:
+        """Keep the first ``num_tokens`` tokens; returns how many must be prefilled again."""
+        if not self._busy.acquire(blocking=False):
+            raise _busy()
+        try:
+            self.timeline.rewind(num_tokens)
+            self.truncate(num_tokens)
+            return num_tokens - len(self.cache)
+        finally:
+            self._busy.release()
+
+    def cancel(self) -> None:
+        """Stop the request under way, if there is one; from any thread."""
+        handle = self._handle
+        if handle is not None:
+            handle.cancel()
+
+    def close(self) -> None:
+        """Cancel and forget the cache."""
+        self.cancel()
+        self._engine.decode.channel.send(Detach(self.cache))
+
+    # The rest is for engine.flow.
+
+    def begin(self, request: ExtendRequest | GenerateRequest) -> Handle:
+        """Check a request and take the session for it; undone by ``end()``."""
+        self._engine.check_open()
+        self.timeline.check(request.ids)
+        total, limit = len(self.timeline) + len(request.ids), self._engine.context_tokens
+        if total > limit:
+            raise PromptTooLong(f"the prompt has {total} tokens; the limit is {limit}")
+        if total == 0 and isinstance(request, GenerateRequest):
+            raise PromptEmpty("there is nothing to continue", "the timeline is empty")
+        if not self._busy.acquire(blocking=False):
+            raise _busy()
+        self._handle = Handle(_native.CancelFlag(), self._engine.decode.channel.wake)
+        return self._handle
+
+    def end(self) -> None:
+        """The request is over: the cache must not lead the timeline."""
+        try:
+            self.truncate(len(self.timeline))
+        finally:
+            self._handle = None
+            self._busy.release()
+
+    def truncate(self, position: int) -> None:
+        """Have the decode thread drop slots from ``position`` on; waits until it did."""
+        if max(self.cache.num_slots(layer) for layer in range(self.cache.num_layers)) <= position:
+            return
+        done = threading.Event()
+        self._engine.decode.channel.send(Truncate(self.cache, position, done.set))
+        while not done.wait(POLL_SECONDS):
+            self._engine.check_open()
+
+
+def _busy() -> SessionBusy:
+    return SessionBusy("the session is busy", "another request is under way", "Wait for it")

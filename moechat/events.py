@@ -1,0 +1,72 @@
+"""What a caller sees while the engine works. Front ends map events to streams and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+FinishReason = Literal["stop", "length", "context", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnStats:
+    """Counters of one answer. Seconds are wall time."""
+
+    new_prompt_tokens: int = 0  # prefilled for this answer
+    cached_prompt_tokens: int = 0  # already in the KV cache
+    prefill_seconds: float = 0.0
+    first_token_seconds: float = 0.0  # from the request to the first sampled token
+    decode_tokens: int = 0  # sampled tokens, the end token included
+    decode_seconds: float = 0.0
+    seed: int = 0  # the seed that was used, also when none was asked for
+
+    @property
+    def prefill_tokens_per_second(self) -> float:
+        """New prompt tokens over prefill time; 0 when nothing was prefilled."""
+        return self.new_prompt_tokens / self.prefill_seconds if self.prefill_seconds else 0.0
+
+    @property
+    def decode_tokens_per_second(self) -> float:
+        """Sampled tokens over decode time; 0 when nothing was decoded."""
+        return self.decode_tokens / self.decode_seconds if self.decode_seconds else 0.0
+
+
+class Event:
+    """Base: ``token_id`` and ``finish_reason`` are None unless the event carries them."""
+
+    __slots__ = ()
+    token_id: int | None
+    finish_reason: FinishReason | None
+    text: str  # answer text that became certain with this event
+
+
+@dataclass(frozen=True)
+class PrefillProgress(Event):
+    """Prefill advanced by one layer."""
+
+    layers_done: int
+    num_layers: int
+    tokens: int  # tokens being prefilled
+    seconds: float  # since the prefill began
+    token_id: ClassVar[None] = None
+    finish_reason: ClassVar[None] = None
+    text: ClassVar[str] = ""
+
+
+@dataclass(frozen=True)
+class Token(Event):
+    """One sampled token. ``text`` never holds half a character or part of a stop string."""
+
+    token_id: int
+    text: str = ""
+    finish_reason: ClassVar[None] = None
+
+
+@dataclass(frozen=True)
+class Finished(Event):
+    """The last event: why the answer ended, the text that was still held back, the counters."""
+
+    finish_reason: FinishReason
+    text: str = ""
+    stats: TurnStats = field(default_factory=TurnStats)
+    token_id: ClassVar[None] = None

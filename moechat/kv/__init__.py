@@ -1,0 +1,1 @@
+"""What prefill hands to decode: packets, the bounded channel, the session's cache and timeline."""

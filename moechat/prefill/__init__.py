@@ -1,0 +1,1 @@
+"""Many tokens at once: a prompt's new tokens become KV packets, layer by layer."""

@@ -1,0 +1,107 @@
+"""The prefill thread: takes jobs in order, sends KV packets as each layer ends."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moechat import _native
+from moechat.events import PrefillProgress
+from moechat.kv.cache import KVCache
+from moechat.kv.channel import Channel
+from moechat.kv.packet import native_packet
+from moechat.prefill.cpu import CpuPrefill
+
+
+@dataclass
+class PrefillResult:
+    """What a finished job tells, beside its packets."""
+
+    seconds: float = 0.0
+    logits: NDArray[np.float32] | None = None  # [logits_from.., vocab], when asked for
+
+
+@dataclass
+class PrefillJob:
+    """Prefill ``ids`` after the slots that the cache holds.
+
+    ``then`` is sent down the channel after the last packet, so that decode sees it when all KV has
+    arrived; ``failed`` is sent instead when the job is cut (None) or breaks (an exception).
+    """
+
+    cache: KVCache
+    ids: list[int]
+    cancel: _native.CancelFlag
+    progress: Callable[[PrefillProgress], None]
+    then: Callable[[PrefillResult], Any]
+    failed: Callable[[Exception | None], Any]
+    logits_from: int | None = None
+    window: int = 0
+    result: PrefillResult = field(default_factory=PrefillResult)
+
+
+class PrefillWorker:
+    """One thread. Jobs run one after another; each is cancellable between phases of a layer."""
+
+    def __init__(
+        self, model: _native.Model, pool: _native.ThreadPool, channel: Channel[Any]
+    ) -> None:
+        self._model, self._pool, self._channel = model, pool, channel
+        self._jobs: queue.SimpleQueue[PrefillJob | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="prefill", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: PrefillJob) -> None:
+        """Queue a job."""
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """Let queued jobs end, then the thread. Cancel them first to be quick."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                complete = self._prefill(job)
+            except Exception as error:  # reported to whoever waits for the job
+                self._channel.send(job.failed(error))
+                continue
+            self._channel.send(job.then(job.result) if complete else job.failed(None))
+
+    def _prefill(self, job: PrefillJob) -> bool:
+        started = time.perf_counter()
+        if job.cancel.raised:
+            return False
+        cache, first = job.cache, len(job.cache)
+        epoch = cache.epoch
+        positions = np.arange(first, first + len(job.ids), dtype=np.int32)
+        span = CpuPrefill(self._model, self._pool, cache, job.ids)
+        for layer in range(cache.num_layers):
+            output = span.run_layer(job.cancel, job.window)
+            if output is None:
+                return False
+            packet = native_packet(cache.session, epoch, layer, positions, output.kv_TW)
+            if not self._channel.send_packet(packet, lambda: job.cancel.raised):
+                return False
+            job.progress(
+                PrefillProgress(
+                    layers_done=layer + 1,
+                    num_layers=cache.num_layers,
+                    tokens=len(job.ids),
+                    seconds=time.perf_counter() - started,
+                )
+            )
+        if job.logits_from is not None:
+            job.result.logits = span.logits(job.cancel, job.logits_from)
+            if job.result.logits is None:
+                return False
+        job.result.seconds = time.perf_counter() - started
+        return True

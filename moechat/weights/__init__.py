@@ -1,0 +1,1 @@
+"""Where the weights live: checkpoint files, checked and mapped in place."""

@@ -1,0 +1,276 @@
+// The thread pool: order, exactly-once, priority, cancel, errors, sleep, shutdown.
+#include <pthread.h>
+#include <signal.h>
+#include <time.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "common/status.h"
+#include "cpu/threads.h"
+#include "kernels/matmul/matmul.h"
+
+namespace {
+
+using namespace moechat;
+using namespace std::chrono_literals;
+
+double cpu_seconds(clockid_t clock) {
+  timespec time{};
+  clock_gettime(clock, &time);
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+}
+
+void wait_for(const std::atomic<bool>& flag) {
+  for (int i = 0; i < 5000 && !flag.load(); ++i) std::this_thread::sleep_for(1ms);
+  CHECK(flag.load());
+}
+
+// Each task once, by a valid worker, never before the phase before it is complete.
+void check_order(int num_threads, int num_jobs) {
+  ThreadPool pool(num_threads);
+  CHECK(pool.num_threads() == num_threads);
+  const std::vector<int64_t> sizes = {3, 0, 1, 200, 0, 0, 1, 2, 17, 1, 1, 64, 0};
+  for (int j = 0; j < num_jobs; ++j) {
+    std::vector<std::vector<int>> runs;
+    for (const int64_t size : sizes) runs.emplace_back(static_cast<size_t>(size), 0);
+    std::atomic<int> bad_workers{0};
+    size_t opened = 0;
+    Job job;
+    for (size_t p = 0; p < sizes.size(); ++p)
+      job.phases.push_back({[&, p]() -> int64_t {
+                              CHECK(opened++ == p);
+                              for (size_t q = 0; q < p; ++q)
+                                for (const int count : runs[q]) CHECK(count == 1);
+                              return sizes[p];
+                            },
+                            [&, p](int64_t task, int worker) {
+                              if (worker < 0 || worker >= num_threads) ++bad_workers;
+                              ++runs[p][static_cast<size_t>(task)];
+                            }});
+    CHECK(pool.run(j % 2 == 0 ? Priority::kDecode : Priority::kPrefill, job));
+    CHECK(opened == sizes.size());
+    CHECK(bad_workers == 0);
+    for (const auto& phase : runs)
+      for (const int count : phase) CHECK(count == 1);
+  }
+  Job empty;
+  CHECK(pool.run(Priority::kDecode, empty));
+}
+
+// Both priorities from several clients at once; jobs of one priority never overlap.
+void check_clients() {
+  ThreadPool pool(3);
+  std::atomic<int> running[2] = {{0}, {0}};
+  std::atomic<int64_t> tasks{0};
+  std::vector<std::thread> clients;
+  for (int c = 0; c < 4; ++c)
+    clients.emplace_back([&, c] {
+      const int priority = c % 2;
+      for (int j = 0; j < 100; ++j) {
+        Job job;
+        job.phases.push_back({[&] {
+                                CHECK(running[priority].fetch_add(1) == 0);
+                                return int64_t{5};
+                              },
+                              [&](int64_t, int) { ++tasks; }});
+        job.phases.push_back({[] { return int64_t{3}; }, [&](int64_t, int) { ++tasks; }});
+        job.phases.push_back({[&] {
+                                CHECK(running[priority].fetch_sub(1) == 1);
+                                return int64_t{0};
+                              },
+                              {}});
+        CHECK(pool.run(static_cast<Priority>(priority), job));
+      }
+    });
+  for (std::thread& client : clients) client.join();
+  CHECK(tasks == 4 * 100 * 8);
+}
+
+// With one worker, a decode job that arrives during a prefill task runs whole before the next one.
+void check_priority() {
+  ThreadPool pool(1);
+  std::string order;
+  std::atomic<bool> prefill_at_work{false}, decode_opened{false};
+  Job prefill, decode;
+  prefill.phases.push_back({[] { return int64_t{4}; },
+                            [&](int64_t task, int) {
+                              order += 'p';
+                              if (task != 1) return;
+                              prefill_at_work = true;
+                              wait_for(decode_opened);
+                              std::this_thread::sleep_for(20ms);  // until it is published, too
+                            }});
+  for (int p = 0; p < 3; ++p)
+    decode.phases.push_back({[&] {
+                               decode_opened = true;
+                               return int64_t{2};
+                             },
+                             [&](int64_t, int) { order += 'd'; }});
+  std::thread client([&] { pool.run(Priority::kPrefill, prefill); });
+  wait_for(prefill_at_work);
+  pool.run(Priority::kDecode, decode);
+  client.join();
+  CHECK(order == "ppddddddpp");
+}
+
+void check_cancel() {
+  ThreadPool pool(2);
+  for (int raised_in = -1; raised_in < 3; ++raised_in) {
+    CancelFlag cancel;
+    int opened = 0;
+    std::atomic<int> tasks{0};
+    Job job;
+    job.cancel = &cancel;
+    for (int p = 0; p < 3; ++p)
+      job.phases.push_back({[&] {
+                              ++opened;
+                              return int64_t{4};
+                            },
+                            [&, p](int64_t, int) {
+                              ++tasks;
+                              if (p == raised_in) cancel.raise();
+                            }});
+    if (raised_in < 0) cancel.raise();
+    CHECK(pool.run(Priority::kPrefill, job) == (raised_in == 2));
+    CHECK(opened == raised_in + 1);
+    CHECK(tasks == 4 * (raised_in + 1));
+  }
+}
+
+void check_errors() {
+  ThreadPool pool(2);
+  for (int thrown_in = 0; thrown_in < 3; ++thrown_in) {
+    int opened = 0;
+    std::string caught;
+    Job job;
+    for (int p = 0; p < 3; ++p)
+      job.phases.push_back({[&, p]() -> int64_t {
+                              ++opened;
+                              if (p == thrown_in) throw Status("non-finite-logits", "layer 7");
+                              return 4;
+                            },
+                            [](int64_t, int) {}});
+    try {
+      pool.run(Priority::kDecode, job);
+    } catch (const Status& status) {
+      caught = status.name + ": " + status.what();
+    }
+    CHECK(caught == "non-finite-logits: layer 7");
+    CHECK(opened == thrown_in + 1);
+  }
+  // Even what must not throw ends the job, not the process.
+  bool caught = false, opened_next = false;
+  Job job;
+  job.phases.push_back({[] { return int64_t{8}; },
+                        [](int64_t, int) { throw std::runtime_error("out of memory"); }});
+  job.phases.push_back({[&]() -> int64_t {
+                          opened_next = true;
+                          return 0;
+                        },
+                        {}});
+  try {
+    pool.run(Priority::kDecode, job);
+  } catch (const std::runtime_error&) {
+    caught = true;
+  }
+  CHECK(caught && !opened_next);
+  for (const int64_t tasks : {int64_t{-1}, int64_t{1} << 32}) {
+    Job odd;
+    odd.phases.push_back({[tasks] { return tasks; }, [](int64_t, int) {}});
+    std::string name;
+    try {
+      pool.run(Priority::kDecode, odd);
+    } catch (const Status& status) {
+      name = status.name;
+    }
+    CHECK(name == "bad-argument");
+  }
+  for (const int threads : {0, -1, 257}) {
+    std::string name;
+    try {
+      ThreadPool refused(threads);
+    } catch (const Status& status) {
+      name = status.name;
+    }
+    CHECK(name == "bad-argument");
+  }
+}
+
+// Idle workers and waiting clients use no CPU; workers leave signals to the process.
+void check_sleep() {
+  ThreadPool pool(3);
+  std::atomic<bool> blocked{false};
+  Job job;
+  job.phases.push_back({[] { return int64_t{1}; },
+                        [&](int64_t, int) {
+                          sigset_t mask;
+                          pthread_sigmask(SIG_SETMASK, nullptr, &mask);
+                          blocked = sigismember(&mask, SIGINT) == 1;
+                          std::this_thread::sleep_for(100ms);
+                        }});
+  const double client_before = cpu_seconds(CLOCK_THREAD_CPUTIME_ID);
+  pool.run(Priority::kDecode, job);
+  CHECK(cpu_seconds(CLOCK_THREAD_CPUTIME_ID) - client_before < 0.02);
+  CHECK(blocked);
+  std::this_thread::sleep_for(10ms);
+  const double before = cpu_seconds(CLOCK_PROCESS_CPUTIME_ID);
+  std::this_thread::sleep_for(200ms);
+  CHECK(cpu_seconds(CLOCK_PROCESS_CPUTIME_ID) - before < 0.01);
+}
+
+void check_shutdown() {
+  auto pool = std::make_unique<ThreadPool>(2);
+  std::atomic<bool> at_work{false};
+  std::atomic<int> done{0};
+  std::atomic<bool> complete{false};
+  ThreadPool* raw = pool.get();
+  std::thread client([&, raw] {
+    Job job;
+    for (int p = 0; p < 4; ++p)
+      job.phases.push_back({[] { return int64_t{4}; },
+                            [&](int64_t, int) {
+                              at_work = true;
+                              std::this_thread::sleep_for(2ms);
+                              ++done;
+                            }});
+    complete = raw->run(Priority::kPrefill, job);
+  });
+  wait_for(at_work);
+  pool.reset();
+  CHECK(done == 16);
+  client.join();
+  CHECK(complete);
+}
+
+void check_scratch() {
+  ThreadPool pool(3);
+  for (int worker = 0; worker < 3; ++worker) {
+    CHECK(reinterpret_cast<uintptr_t>(pool.scratch(worker)) % 64 == 0);
+    std::memset(pool.scratch(worker), worker + 1, kMatmulScratchBytes);
+  }
+  for (int worker = 0; worker < 3; ++worker) {
+    const auto* bytes = static_cast<const uint8_t*>(pool.scratch(worker));
+    CHECK(bytes[0] == worker + 1 && bytes[kMatmulScratchBytes - 1] == worker + 1);
+  }
+}
+
+}  // namespace
+
+void test_threads() {
+  for (const int num_threads : {1, 2, 3, 16}) check_order(num_threads, 60);
+  check_clients();
+  check_priority();
+  check_cancel();
+  check_errors();
+  check_sleep();
+  check_shutdown();
+  check_scratch();
+}
