@@ -1,0 +1,109 @@
+// 8 float lanes and the tile decoders of AVX2 (with FMA and F16C). Only for files of that suffix.
+#pragma once
+#include <immintrin.h>
+
+#include <cstring>
+
+#include "common/matrix_view.h"
+#include "common/number_formats.h"
+
+namespace moechat {
+namespace matmul_avx2 {
+
+using Lanes = __m256;
+constexpr int kLanes = 8;
+constexpr int kGemmRows = 6;      // register block of gemm: rows x vectors of columns
+constexpr int kGemmVectors = 2;
+constexpr int kOuterRows = 4;     // register block of gemv_transposed
+constexpr int kOuterVectors = 2;
+
+[[gnu::always_inline]] inline __m256i first(int64_t n) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)),
+                            _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+[[gnu::always_inline]] inline Lanes zero() { return _mm256_setzero_ps(); }
+[[gnu::always_inline]] inline Lanes broadcast(float v) { return _mm256_set1_ps(v); }
+[[gnu::always_inline]] inline Lanes load(const float* p) { return _mm256_loadu_ps(p); }
+[[gnu::always_inline]] inline Lanes load(const float* p, int64_t n) {
+  return _mm256_maskload_ps(p, first(n));
+}
+// n in 0..kLanes.
+[[gnu::always_inline]] inline Lanes load_some(const float* p, int64_t n) {
+  return n == kLanes ? load(p) : n > 0 ? load(p, n) : zero();
+}
+[[gnu::always_inline]] inline void store(float* p, Lanes v) { _mm256_storeu_ps(p, v); }
+[[gnu::always_inline]] inline void store(float* p, Lanes v, int64_t n) {
+  _mm256_maskstore_ps(p, first(n), v);
+}
+[[gnu::always_inline]] inline Lanes mul(Lanes a, Lanes b) { return _mm256_mul_ps(a, b); }
+[[gnu::always_inline]] inline Lanes add(Lanes a, Lanes b) { return _mm256_add_ps(a, b); }
+[[gnu::always_inline]] inline Lanes fma(Lanes a, Lanes b, Lanes c) {
+  return _mm256_fmadd_ps(a, b, c);
+}
+[[gnu::always_inline]] inline float sum(Lanes v) {
+  __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
+}
+
+// Nearest even, NaN kept: the vector form of round_to_bf16.
+[[gnu::always_inline]] inline Lanes round_bf16(Lanes v) {
+  const __m256i bits = _mm256_castps_si256(v);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i up = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+  const __m256i kept = _mm256_and_si256(up, _mm256_set1_epi32(static_cast<int>(0xffff0000u)));
+  return _mm256_blendv_ps(_mm256_castsi256_ps(kept), v, _mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+}
+
+// FP8 e4m3 as FP16 bits: exponent bias 7 against 15, so the value is 2^-8 of the true one; the NaN
+// codes become FP16 NaN. Subnormals are exact.
+[[gnu::always_inline]] inline Lanes decode_fp8(__m128i codes) {
+  const __m128i wide = _mm_cvtepu8_epi16(codes);
+  const __m128i magnitude = _mm_and_si128(wide, _mm_set1_epi16(0x7f));
+  const __m128i nan = _mm_and_si128(_mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x7f)),
+                                    _mm_set1_epi16(0x7e00));
+  const __m128i sign = _mm_slli_epi16(_mm_and_si128(wide, _mm_set1_epi16(0x80)), 8);
+  return _mm256_cvtph_ps(_mm_or_si128(_mm_or_si128(_mm_slli_epi16(magnitude, 7), sign), nan));
+}
+[[gnu::always_inline]] inline Lanes decode_bf16(__m128i bits) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+}
+
+template <Format kFormat>
+[[gnu::always_inline]] inline Lanes decode(const uint8_t* p) {
+  if constexpr (kFormat == Format::kF32) return _mm256_loadu_ps(reinterpret_cast<const float*>(p));
+  if constexpr (kFormat == Format::kBF16)
+    return decode_bf16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return decode_fp8(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+}
+
+// The first n < kLanes weights, zeros behind; nothing beyond them is read.
+template <Format kFormat>
+[[gnu::always_inline]] inline Lanes decode(const uint8_t* p, int64_t n) {
+  alignas(32) uint8_t bytes[32] = {};
+  std::memcpy(bytes, p, static_cast<size_t>(n * element_bytes(kFormat)));
+  return decode<kFormat>(bytes);
+}
+
+// rows[i] lane j <-> rows[j] lane i.
+[[gnu::always_inline]] inline void transpose(Lanes* r) {
+  __m256 t[8];
+  for (int i = 0; i < 4; ++i) {
+    t[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+    t[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+  }
+  __m256 s[8];
+  for (int i = 0; i < 2; ++i) {
+    s[4 * i] = _mm256_shuffle_ps(t[4 * i], t[4 * i + 2], 0x44);
+    s[4 * i + 1] = _mm256_shuffle_ps(t[4 * i], t[4 * i + 2], 0xee);
+    s[4 * i + 2] = _mm256_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0x44);
+    s[4 * i + 3] = _mm256_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0xee);
+  }
+  for (int i = 0; i < 4; ++i) {
+    r[i] = _mm256_permute2f128_ps(s[i], s[i + 4], 0x20);
+    r[i + 4] = _mm256_permute2f128_ps(s[i], s[i + 4], 0x31);
+  }
+}
+
+}  // namespace matmul_avx2
+}  // namespace moechat

@@ -1,0 +1,110 @@
+// 16 float lanes and the tile decoders of AVX-512 (F, BW, DQ, VL). Only for files of that suffix.
+#pragma once
+#include <immintrin.h>
+
+#include "common/matrix_view.h"
+#include "common/number_formats.h"
+
+namespace moechat {
+namespace matmul_avx512 {
+
+using Lanes = __m512;
+constexpr int kLanes = 16;
+constexpr int kGemmRows = 6;      // register block of gemm: rows x vectors of columns
+constexpr int kGemmVectors = 4;
+constexpr int kOuterRows = 8;     // register block of gemv_transposed
+constexpr int kOuterVectors = 2;
+
+[[gnu::always_inline]] inline __mmask16 first(int64_t n) {
+  return static_cast<__mmask16>((1u << n) - 1u);
+}
+[[gnu::always_inline]] inline Lanes zero() { return _mm512_setzero_ps(); }
+[[gnu::always_inline]] inline Lanes broadcast(float v) { return _mm512_set1_ps(v); }
+[[gnu::always_inline]] inline Lanes load(const float* p) { return _mm512_loadu_ps(p); }
+[[gnu::always_inline]] inline Lanes load(const float* p, int64_t n) {
+  return _mm512_maskz_loadu_ps(first(n), p);
+}
+// n in 0..kLanes.
+[[gnu::always_inline]] inline Lanes load_some(const float* p, int64_t n) {
+  return n == kLanes ? load(p) : n > 0 ? load(p, n) : zero();
+}
+[[gnu::always_inline]] inline void store(float* p, Lanes v) { _mm512_storeu_ps(p, v); }
+[[gnu::always_inline]] inline void store(float* p, Lanes v, int64_t n) {
+  _mm512_mask_storeu_ps(p, first(n), v);
+}
+[[gnu::always_inline]] inline Lanes mul(Lanes a, Lanes b) { return _mm512_mul_ps(a, b); }
+[[gnu::always_inline]] inline Lanes add(Lanes a, Lanes b) { return _mm512_add_ps(a, b); }
+[[gnu::always_inline]] inline Lanes fma(Lanes a, Lanes b, Lanes c) {
+  return _mm512_fmadd_ps(a, b, c);
+}
+[[gnu::always_inline]] inline float sum(Lanes v) { return _mm512_reduce_add_ps(v); }
+
+// Nearest even, NaN kept: the vector form of round_to_bf16.
+[[gnu::always_inline]] inline Lanes round_bf16(Lanes v) {
+  const __m512i bits = _mm512_castps_si512(v);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+  return _mm512_castsi512_ps(
+      _mm512_mask_mov_epi32(_mm512_and_si512(up, _mm512_set1_epi32(static_cast<int>(0xffff0000u))), nan, bits));
+}
+
+// FP8 e4m3 as FP16 bits: exponent bias 7 against 15, so the value is 2^-8 of the true one; the NaN
+// codes become FP16 NaN. Subnormals are exact.
+[[gnu::always_inline]] inline Lanes decode_fp8(__m128i codes) {
+  const __m256i wide = _mm256_cvtepu8_epi16(codes);
+  const __m256i magnitude = _mm256_and_si256(wide, _mm256_set1_epi16(0x7f));
+  const __m256i nan = _mm256_and_si256(_mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7f)),
+                                       _mm256_set1_epi16(0x7e00));
+  const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(wide, _mm256_set1_epi16(0x80)), 8);
+  const __m256i half =
+      _mm256_or_si256(_mm256_or_si256(_mm256_slli_epi16(magnitude, 7), sign), nan);
+  return _mm512_cvtph_ps(half);
+}
+[[gnu::always_inline]] inline Lanes decode_bf16(__m256i bits) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+}
+
+template <Format kFormat>
+[[gnu::always_inline]] inline Lanes decode(const uint8_t* p) {
+  if constexpr (kFormat == Format::kF32) return _mm512_loadu_ps(p);
+  if constexpr (kFormat == Format::kBF16)
+    return decode_bf16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  return decode_fp8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+
+// The first n < kLanes weights, zeros behind; nothing beyond them is read.
+template <Format kFormat>
+[[gnu::always_inline]] inline Lanes decode(const uint8_t* p, int64_t n) {
+  if constexpr (kFormat == Format::kF32) return _mm512_maskz_loadu_ps(first(n), p);
+  if constexpr (kFormat == Format::kBF16) return decode_bf16(_mm256_maskz_loadu_epi16(first(n), p));
+  return decode_fp8(_mm_maskz_loadu_epi8(first(n), p));
+}
+
+// rows[i] lane j <-> rows[j] lane i.
+[[gnu::always_inline]] inline void transpose(Lanes* r) {
+  __m512 t[16];
+  for (int i = 0; i < 8; ++i) {
+    t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+    t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    r[4 * i] = _mm512_shuffle_ps(t[4 * i], t[4 * i + 2], 0x44);
+    r[4 * i + 1] = _mm512_shuffle_ps(t[4 * i], t[4 * i + 2], 0xee);
+    r[4 * i + 2] = _mm512_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0x44);
+    r[4 * i + 3] = _mm512_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0xee);
+  }
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0x88);
+    t[i + 4] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0xdd);
+    t[i + 8] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88);
+    t[i + 12] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0xdd);
+  }
+  for (int i = 0; i < 8; ++i) {
+    r[i] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0x88);
+    r[i + 8] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0xdd);
+  }
+}
+
+}  // namespace matmul_avx512
+}  // namespace moechat

@@ -1,0 +1,11 @@
+#include "kernels/matmul/lanes_avx2.h"
+#include "kernels/matmul/matmul.h"
+
+namespace moechat {
+namespace matmul_avx2 {
+#include "kernels/matmul/matmul_f32.inl"
+}  // namespace matmul_avx2
+
+const MatmulKernels kMatmulAvx2 = {matmul_avx2::gemv, matmul_avx2::gemm, matmul_avx2::gemv_transposed};
+
+}  // namespace moechat

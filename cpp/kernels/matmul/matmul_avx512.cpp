@@ -1,0 +1,11 @@
+#include "kernels/matmul/lanes_avx512.h"
+#include "kernels/matmul/matmul.h"
+
+namespace moechat {
+namespace matmul_avx512 {
+#include "kernels/matmul/matmul_f32.inl"
+}  // namespace matmul_avx512
+
+const MatmulKernels kMatmulAvx512 = {matmul_avx512::gemv, matmul_avx512::gemm, matmul_avx512::gemv_transposed};
+
+}  // namespace moechat
