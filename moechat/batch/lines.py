@@ -50,9 +50,9 @@ def read_lines(stream: BinaryIO, limit_bytes: int = LINE_LIMIT_BYTES) -> Iterato
 def parse_line(line: bytes | None, system: str = "") -> list[Turn] | None:
     """The conversation that a line asks to continue; None for a blank line.
 
-    ``{`` opens a JSON object with ``prompt`` or ``messages`` and, if wanted, ``system``; ``"`` opens
-    a JSON string; all else is the prompt itself. ``system`` is the text for lines without their
-    own. Raises BadLine, InvalidUtf8 or PromptEmpty.
+    ``{`` opens a JSON object with ``prompt`` or ``messages`` and, if wanted, ``system``; ``"``
+    opens a JSON string; all else is the prompt itself. ``system`` is the text for lines without
+    their own. Raises BadLine, InvalidUtf8 or PromptEmpty.
     """
     if line is None:
         raise BadLine(f"the line is longer than {LINE_LIMIT_BYTES:,} bytes")

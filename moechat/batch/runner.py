@@ -1,4 +1,4 @@
-"""Answers batch lines one after the other, each in a conversation of its own."""
+"""Answers batch lines one after the other, each as a conversation of its own."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ class Answering(Protocol):
 
     def ask_messages(self, messages: list[Turn], params: SamplingParams) -> Iterator[Event]:
         """The events of the answer to a whole given talk."""
+
+    def clear(self) -> None:
+        """Forget all turns and what the KV cache holds."""
 
     def cancel(self) -> None:
         """End the answer that is under way. Callable from any thread."""
@@ -48,7 +51,7 @@ class BatchOutcome:
 def run_batch(
     source: BinaryIO,
     sink: BinaryIO,
-    new_conversation: Callable[[], Answering],
+    conversation: Answering,
     params: SamplingParams,
     interruption: Interruption,
     *,
@@ -63,7 +66,7 @@ def run_batch(
     outcome = BatchOutcome()
     try:
         for index, line in enumerate(read_lines(source)):
-            result = _answer(line, new_conversation, params, interruption, system, on_finished)
+            result = _answer(line, conversation, params, interruption, system, on_finished)
             if interruption.requested:
                 outcome.interrupted = True
                 break
@@ -81,7 +84,7 @@ def run_batch(
 
 def _answer(
     line: bytes | None,
-    new_conversation: Callable[[], Answering],
+    conversation: Answering,
     params: SamplingParams,
     interruption: Interruption,
     system: str,
@@ -92,15 +95,19 @@ def _answer(
         turns = parse_line(line, system)
         if turns is None:
             return None
-        conversation = new_conversation()
+        # Not even the cache of the line before: a line's answer must not depend on its neighbours.
+        conversation.clear()
+        # Ctrl-C in here raises; once events come it cancels.
+        events = conversation.ask_messages(turns, params)
         text: list[str] = []
+        last: Event | None = None
         with interruption.cancels(conversation.cancel):
-            for event in conversation.ask_messages(turns, params):
-                text.append(event.text)
-                if isinstance(event, Finished):
-                    on_finished(event)
-                    return _result("".join(text), event)
-        raise RuntimeError("the engine ended without a finish reason")
+            for last in events:
+                text.append(last.text)
+        if not isinstance(last, Finished):
+            raise RuntimeError("the engine ended without a finish reason")
+        on_finished(last)
+        return _result("".join(text), last)
     except MoechatError as error:
         return {"error": {"name": error.name, "message": error.message}}
     except OSError:

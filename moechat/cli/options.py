@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,67 +17,66 @@ class Invocation:
     debug: bool = False
 
 
-class Compute(str, Enum):
-    """Choices of --compute."""
-
-    BF16 = "bf16"
-    EXACT = "exact"
-
-
-class Stats(str, Enum):
-    """Choices of --stats."""
-
-    NONE = "none"
-    LINE = "line"
-    JSON = "json"
-
-
-class KVEncoding(str, Enum):
-    """Choices of --kv. Only the first two work in this version."""
-
-    NATIVE = "native"
-    AUTO = "auto"
-    FP16 = "fp16"
-    SPECTRUM = "spectrum"
-    PDTRIM = "pdtrim"
-    SNAPKV = "snapkv"
-    INT8 = "int8"
-    INT4 = "int4"
-
-
-def _sampling(field: str, kind: type[int] | type[float] | type[str]) -> Callable[[Any], Any]:
-    """A parser for one sampling parameter; its range is SamplingParams' own."""
-
-    def parse(text: Any) -> Any:
-        # Imported here: only a command line that sets a parameter needs it.
-        from moechat.errors import BadParameter
-        from moechat.sample.params import SamplingParams
-
-        try:
-            value = kind(text)
-        except ValueError:
-            noun = "a whole number" if kind is int else "a number"
-            raise typer.BadParameter(f"{text[:40]!a} is not {noun}; {RANGES[field]}") from None
-        try:
-            SamplingParams(**{field: (value,) if field == "stop" else value})
-        except BadParameter as error:
-            raise typer.BadParameter(error.message.removesuffix(".")) from None
-        return value
-
-    parse.__name__ = "INTEGER" if kind is int else "NUMBER" if kind is float else "TEXT"
-    return parse
-
-
 RANGES = {
-    "temperature": "0 (always the likeliest token) to 100",
+    "temperature": "0 (always the likeliest token) or more",
     "top_k": "0 (off) or more",
     "top_p": "above 0, up to 1 (off)",
     "min_p": "0 (off) to 1",
     "repetition_penalty": "above 0; 1 is off",
-    "presence_penalty": "-2 to 2; 0 is off",
-    "seed": "0 or more",
+    "presence_penalty": "any number; 0 is off",
+    "seed": "0 to 2^64-1",
+    "stop": "text that is not empty",
     "max_tokens": "1 or more",
 }
+KV_ENCODINGS = ("native", "auto", "fp16", "spectrum", "pdtrim", "snapkv", "int8", "int4")
+
+
+# typer's own types word their errors differently from version to version and name no range.
+
+
+def _convert(text: str, kind: type[int] | type[float] | type[str], allowed: str) -> Any:
+    try:
+        return kind(text)
+    except ValueError:
+        noun = "a whole number" if kind is int else "a number"
+        raise typer.BadParameter(f"{text[:40]!a} is not {noun}; allowed: {allowed}") from None
+
+
+def _sampling(field: str, kind: type[int] | type[float] | type[str]) -> Callable[[str], Any]:
+    """A parser for one sampling parameter; SamplingParams decides what is in range."""
+
+    def parse(text: str) -> Any:
+        # Imported here: only a command line that sets a parameter needs it.
+        from moechat.errors import BadParameter
+        from moechat.sample.params import SamplingParams
+
+        value = _convert(text, kind, RANGES[field])
+        values: dict[str, Any] = {field: (value,) if field == "stop" else value}
+        try:
+            SamplingParams(**values)
+        except BadParameter:
+            allowed = RANGES[field]
+            raise typer.BadParameter(f"{text[:40]!a} is out of range; allowed: {allowed}") from None
+        return value
+
+    return parse
+
+
+def _positive(text: Any) -> int:
+    allowed = "1 or more"
+    value: int = _convert(str(text), int, allowed)
+    if value < 1:
+        raise typer.BadParameter(f"{value} is out of range; allowed: {allowed}")
+    return value
+
+
+def _choice(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise typer.BadParameter(f"{text[:40]!a} is not one of {', '.join(choices)}")
+        return text
+
+    return parse
 
 
 def _remember_debug(ctx: typer.Context, value: bool) -> bool:
@@ -104,7 +102,7 @@ ModelArgument = Annotated[
     str,
     typer.Argument(
         help="A name that `moechat list` shows, or a folder in Hugging Face layout.",
-        metavar="[MODEL]",
+        metavar="MODEL",
         show_default=False,
     ),
 ]
@@ -119,7 +117,7 @@ PromptArgument = Annotated[
     str | None,
     typer.Argument(
         help="The question. Text from a pipe goes before it.",
-        metavar="[PROMPT]",
+        metavar="PROMPT",
         show_default=False,
     ),
 ]
@@ -162,14 +160,17 @@ System = Annotated[
 SystemFile = Annotated[
     Path | None,
     typer.Option(
-        "--system-file", metavar="FILE", help="Take the system text from a file.", show_default=False
+        "--system-file",
+        metavar="FILE",
+        help="Take the system text from a file.",
+        show_default=False,
     ),
 ]
 ContextTokens = Annotated[
     int | None,
     typer.Option(
         "--ctx",
-        min=1,
+        parser=_positive,
         metavar="TOKENS",
         help="Limit of prompt and answers together. Default and maximum: what the model was "
         "trained for.",
@@ -180,30 +181,37 @@ Threads = Annotated[
     int | None,
     typer.Option(
         "--threads",
-        min=1,
+        parser=_positive,
         metavar="N",
         help="Compute threads. Default: the processors that this process may use.",
         show_default=False,
     ),
 ]
-ComputeOption = Annotated[
-    Compute, typer.Option("--compute", help="Type of matrix inputs and KV cache; exact: float32.")
+Compute = Annotated[
+    str,
+    typer.Option(
+        "--compute",
+        parser=_choice("bf16", "exact"),
+        metavar="bf16|exact",
+        help="Type of matrix inputs and KV cache; exact: float32.",
+    ),
 ]
 KV = Annotated[
-    KVEncoding,
+    str,
     typer.Option(
         "--kv",
+        parser=_choice(*KV_ENCODINGS),
         metavar="native|auto",
         help="Encoding of the KV cache. native: the compute type, bit for bit.",
     ),
 ]
-Plain = Annotated[
-    bool, typer.Option("--plain", help="In a chat: no colours and no Markdown.")
-]
-StatsOption = Annotated[
-    Stats | None,
+Plain = Annotated[bool, typer.Option("--plain", help="In a chat: no colours and no Markdown.")]
+Stats = Annotated[
+    str | None,
     typer.Option(
         "--stats",
+        parser=_choice("none", "line", "json"),
+        metavar="none|line|json",
         help="Counters after an answer, on stderr. Default: line on a terminal, else none.",
         show_default=False,
     ),

@@ -32,9 +32,7 @@ def compose_prompt(piped: str | None, argument: str | None) -> str:
         parts.append(argument)
     prompt = "\n\n".join(part for part in parts if part.strip())
     if not prompt:
-        raise PromptEmpty(
-            "the prompt is empty", next_step='Ask something: `moechat run mini "…"`'
-        )
+        raise PromptEmpty("the prompt is empty", next_step='Ask something: `moechat run mini "…"`')
     return prompt
 
 

@@ -154,7 +154,7 @@ class DecodeWorker:
 
     def _start(self, start: DecodeStart) -> None:
         now = time.monotonic()
-        error = self._refused.get(start.cache.session)
+        error = self._refused.pop(start.cache.session, None)
         if error is not None:
             start.queue.close()
             start.done("", now, error)
@@ -184,7 +184,7 @@ class DecodeWorker:
 
     def _step_last(self, message: StepLast) -> None:
         cache = message.cache
-        error = self._refused.get(cache.session)
+        error = self._refused.pop(cache.session, None)
         if error is not None or message.token is None:
             message.done(None, error)
             return

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from moechat.engine.text import TextModel
+from typing import TYPE_CHECKING
+
 from moechat.errors import TextUnavailable
-from moechat.text.detokenizer import Detokenizer
-from moechat.text.stop_strings import StopStrings
+
+if TYPE_CHECKING:
+    from moechat.engine.text import TextModel
 
 
 class Answer:
@@ -14,6 +16,9 @@ class Answer:
     def __init__(self, text: TextModel | None, stops: tuple[str, ...]) -> None:
         if stops and text is None:
             raise TextUnavailable("stop strings need a tokenizer", "this model folder has none")
+        from moechat.text.detokenizer import Detokenizer
+        from moechat.text.stop_strings import StopStrings
+
         self._detokenizer = (
             Detokenizer(text.tokenizer, hidden=text.template.control_ids) if text else None
         )

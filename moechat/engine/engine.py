@@ -6,6 +6,7 @@ import functools
 import itertools
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from moechat import _native
 from moechat.decode.worker import DecodeWorker
@@ -13,12 +14,14 @@ from moechat.engine import flow
 from moechat.engine.loading import choose_instruction_set, load_model
 from moechat.engine.requests import ExtendRequest, GenerateRequest, Handle
 from moechat.engine.session import Session
-from moechat.engine.text import TextModel
 from moechat.errors import BadParameter, EngineClosed, TextUnavailable, from_native
 from moechat.models.json_file import read_json_object
 from moechat.prefill.worker import PrefillWorker
 from moechat.registry import load_registry
 from moechat.sample.params import SamplingParams
+
+if TYPE_CHECKING:
+    from moechat.engine.text import TextModel
 
 CHANNEL_PACKETS = 8  # KV packets that may wait for the decode thread
 GENERATION_CONFIG_BYTES = 1 << 20  # more is no generation_config.json
@@ -41,10 +44,9 @@ class Engine:
         self.folder = folder
         self.compute = compute
         self.instruction_set = choose_instruction_set()
-        loaded = load_model(folder, compute)
-        self.spec = loaded.spec
-        self.context_tokens = _context(context_tokens, loaded.spec.context_tokens)
-        self._checkpoint = loaded.checkpoint
+        self.model = load_model(folder, compute)
+        self.spec = self.model.spec
+        self.context_tokens = _context(context_tokens, self.spec.context_tokens)
         self._sessions: list[Session] = []
         self._numbers = itertools.count()
         self._closed = False
@@ -53,8 +55,8 @@ class Engine:
         except _native.NativeError as error:
             raise from_native(*error.args) from error
         self.threads = pool.num_threads
-        self.decode = DecodeWorker(loaded.native, pool, channel_packets)
-        self.prefill = PrefillWorker(loaded.native, pool, self.decode.channel)
+        self.decode = DecodeWorker(self.model.native, pool, channel_packets)
+        self.prefill = PrefillWorker(self.model.native, pool, self.decode.channel)
 
     @classmethod
     def open(
@@ -93,6 +95,9 @@ class Engine:
     @functools.cached_property
     def text(self) -> TextModel:
         """Tokenizer and chat template. Raises TextUnavailable when the folder has none."""
+        # Imported here: a model without text functions needs neither tokenizers nor jinja2.
+        from moechat.engine.text import TextModel
+
         return TextModel.open(self.folder)
 
     @functools.cached_property
@@ -144,7 +149,7 @@ class Engine:
         self._closed = True
         self.prefill.close()
         self.decode.close()
-        self._checkpoint.close()
+        self.model.checkpoint.close()
 
     def __enter__(self) -> Engine:
         return self

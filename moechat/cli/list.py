@@ -1,0 +1,74 @@
+"""``moechat list``: the models that have a name."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import typer
+
+from moechat.cli import options
+
+
+def list_models(as_json: options.AsJson = False, debug: options.Debug = False) -> int:
+    """List the models that have a name, and which are here.
+
+    \b
+      moechat list
+      moechat list --json | jq -r '.models[] | select(.present) | .name'
+    """
+    from moechat.registry import load_registry
+    from moechat.terminal.neutralise import one_line
+
+    registry = load_registry()
+    rows: list[dict[str, Any]] = []
+    for name, entry in registry.entries.items():
+        folder = registry.local_folder(name)
+        row = {
+            "name": name,
+            "architecture": entry.get("architecture"),
+            "size_bytes": entry.get("size_bytes"),
+            "present": folder is not None and os.path.isdir(folder),
+            "folder": None if folder is None else str(folder),
+            "context_tokens": _table(entry, "limits").get("context_tokens"),
+            "license": entry.get("license"),
+        }
+        # What models.toml leaves out is left out here, too.
+        rows.append({key: value for key, value in row.items() if value is not None})
+    if as_json:
+        typer.echo(json.dumps({"models": rows}, indent=2))
+        return 0
+    table = [("NAME", "SIZE", "HERE", "CONTEXT", "LICENSE")]
+    for row in rows:
+        table.append(
+            (
+                one_line(row["name"]),
+                format_bytes(row.get("size_bytes")),
+                "yes" if row["present"] else "no",
+                one_line(str(row.get("context_tokens", "-"))),
+                one_line(str(row.get("license", "-"))),
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for line in table:
+        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        typer.echo("  ".join(cells).rstrip())
+    return 0
+
+
+def format_bytes(size_bytes: Any) -> str:
+    """A size for people in decimal units, three digits; "-" for what is no size."""
+    if type(size_bytes) is not int or size_bytes < 0:
+        return "-"
+    size, unit = float(size_bytes), "B"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if size < 999.5 or unit == "TB":
+            break
+        size /= 1000
+    return f"{size:.3g} {unit}" if size < 999.5 else f"{size:.0f} {unit}"
+
+
+def _table(entry: dict[str, Any], key: str) -> dict[str, Any]:
+    value = entry.get(key)
+    return value if isinstance(value, dict) else {}

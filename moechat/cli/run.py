@@ -1,0 +1,234 @@
+"""``moechat run``: a chat, one answer, or a batch, decided by the streams and the arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moechat.cli import options
+from moechat.cli.interrupt import EXIT_CODE as EXIT_INTERRUPTED
+from moechat.cli.interrupt import Interrupt
+from moechat.cli.prompt_text import check_argument, compose_prompt, read_piped, read_text_file
+from moechat.errors import PromptTooLong, Usage
+
+if TYPE_CHECKING:
+    from moechat.engine.conversation import Conversation
+    from moechat.engine.engine import Engine
+    from moechat.registry import ResolvedModel
+    from moechat.sample.params import SamplingParams
+
+EXIT_FAILED_LINES = 6
+
+
+def run(
+    model: options.ModelArgument = "mini",
+    prompt: options.PromptArgument = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    presence_penalty: options.PresencePenalty = None,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    max_tokens: options.MaxTokens = None,
+    system: options.System = None,
+    system_file: options.SystemFile = None,
+    ctx: options.ContextTokens = None,
+    threads: options.Threads = None,
+    compute: options.Compute = "bf16",
+    kv: options.KV = "native",
+    plain: options.Plain = False,
+    stats: options.Stats = None,
+    no_history: options.NoHistory = False,
+    batch: options.Batch = False,
+    debug: options.Debug = False,
+) -> int:
+    """Chat with a model, or get one answer.
+
+    On a terminal, without a prompt: a chat. With a prompt, or with text on stdin: one answer on
+    stdout; everything else is on stderr. MODEL comes first; left out, it is mini.
+
+    \b
+      moechat run mini
+      moechat run mini --temperature 0 "What is the capital of Norway?"
+      cat notes.txt | moechat run mini "What is the code of Clara?"
+      moechat run mini --batch < questions.txt > answers.jsonl
+      moechat run /path/to/folder -- "--this is a question, no option"
+
+    \b
+    A line of a batch is plain text, a JSON string, or a JSON object:
+      {"prompt": "..."}  or  {"messages": [{"role": "user", "content": "..."}]}
+    both with "system" if wanted; id, custom_id and metadata are ignored. Its result is
+      {"index", "text", "finish_reason", "usage"}  or  {"index", "error"}
+    where index counts the lines of stdin from 0.
+    """
+    given: dict[str, Any] = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "presence_penalty": presence_penalty,
+        "seed": seed,
+        "stop": tuple(check_argument(text, "--stop") for text in stop) if stop else None,
+        "max_tokens": max_tokens,
+    }
+    overrides = {name: value for name, value in given.items() if value is not None}
+    chat = _is_chat(prompt, batch)
+    if kv not in ("native", "auto"):
+        raise Usage(f"--kv {kv} does not work in this version", "only native and auto do")
+    system_text = _system_text(system, system_file)
+    resolved = _resolve(model)
+    shown_stats = stats or ("line" if sys.stderr.isatty() and not batch else "none")
+    settings: dict[str, Any] = {
+        "compute": compute,
+        "threads": threads,
+        "kv": kv,
+        "context_tokens": ctx,
+    }
+    with Interrupt() as interrupt:
+        text = "" if chat or batch else _read_prompt(prompt)
+        engine = open_engine(resolved.folder, **settings)
+        try:
+            if batch:
+                params = dataclasses.replace(engine.default_sampling(), **overrides)
+                return _batch(engine, params, system_text, interrupt, shown_stats)
+            conversation = new_conversation(engine, system_text)
+            if not chat:
+                params = dataclasses.replace(engine.default_sampling(), **overrides)
+                return _one_answer(engine, conversation, text, params, interrupt, shown_stats)
+            from moechat.terminal.repl import run_chat
+            from moechat.terminal.settings import Settings
+
+            return run_chat(
+                conversation,
+                Settings(engine.default_sampling(), overrides),
+                model_name=resolved.name,
+                is_demo=resolved.name == "mini" and resolved.entry is not None,
+                stats=shown_stats,
+                plain=plain,
+                history=not no_history,
+                debug=debug,
+            )
+        finally:
+            engine.close()
+
+
+def open_engine(folder: Path, **settings: Any) -> Engine:
+    """Engine.open, imported only now: tests put a scripted engine here."""
+    from moechat.engine.engine import Engine
+
+    return Engine.open(folder, **settings)
+
+
+def new_conversation(engine: Engine, system: str) -> Conversation:
+    """A conversation, imported only now: tests put a scripted one here."""
+    from moechat.engine.conversation import Conversation
+
+    return Conversation(engine, system)
+
+
+def _is_chat(prompt: str | None, batch: bool) -> bool:
+    if batch:
+        if prompt is not None:
+            raise Usage("--batch takes its prompts from stdin", "there is a PROMPT argument, too")
+        if sys.stdin.isatty():
+            raise Usage(
+                "--batch takes its prompts from stdin",
+                "stdin is a terminal",
+                "Try `moechat run mini --batch < questions.txt`",
+            )
+        return False
+    if prompt is not None or not sys.stdin.isatty():
+        return False
+    if not sys.stdout.isatty():
+        raise Usage(
+            "there is no prompt, and stdout is no terminal for a chat",
+            next_step='Give a prompt: `moechat run mini "…" > answer.txt`',
+        )
+    return True
+
+
+def _system_text(text: str | None, file: Path | None) -> str:
+    if text is not None and file is not None:
+        raise Usage("--system and --system-file exclude each other")
+    if file is not None:
+        return read_text_file(file, "--system-file").removesuffix("\n")
+    return check_argument(text, "--system") if text is not None else ""
+
+
+def _resolve(model: str) -> ResolvedModel:
+    from moechat.registry import load_registry
+
+    return load_registry().resolve(model)
+
+
+def _read_prompt(argument: str | None) -> str:
+    if argument is not None:
+        argument = check_argument(argument, "the prompt")
+    piped = None
+    if not sys.stdin.isatty():
+        piped = read_piped(sys.stdin.buffer, _say_waiting if sys.stderr.isatty() else None)
+    return compose_prompt(piped, argument)
+
+
+def _say_waiting() -> None:
+    print("reading stdin (for none: < /dev/null)", file=sys.stderr, flush=True)
+
+
+def _one_answer(
+    engine: Engine,
+    conversation: Conversation,
+    prompt: str,
+    params: SamplingParams,
+    interrupt: Interrupt,
+    stats: str,
+) -> int:
+    from moechat.terminal.sinks import PlainSink
+
+    sink = PlainSink(sys.stdout, sys.stderr, stats=stats, context_tokens=engine.context_tokens)
+    # Until the events come Ctrl-C raises; from then on it cancels and the rest is still printed.
+    try:
+        events = conversation.ask(prompt, params)
+    except PromptTooLong as error:
+        trained = engine.trained_context_tokens
+        if error.next_step or engine.context_tokens >= trained:
+            raise
+        offer = f"A larger --ctx helps, up to {trained}"
+        raise PromptTooLong(error.what, error.why, offer) from error
+    with interrupt.cancels(conversation.cancel):
+        sink.consume(events)
+    return EXIT_INTERRUPTED if interrupt.requested else 0
+
+
+def _batch(
+    engine: Engine, params: SamplingParams, system: str, interrupt: Interrupt, stats: str
+) -> int:
+    from moechat.batch.runner import run_batch
+    from moechat.terminal.sinks import print_closing
+
+    outcome = run_batch(
+        sys.stdin.buffer,
+        sys.stdout.buffer,
+        new_conversation(engine, ""),
+        params,
+        interrupt,
+        system=system,
+        on_finished=lambda event: (
+            None
+            if stats == "none"
+            else print_closing(sys.stderr, event, stats, engine.context_tokens)
+        ),
+    )
+    if outcome.interrupted:
+        print(
+            f"interrupted after {outcome.num_results} results; the rest begins at line "
+            f"{outcome.next_line + 1}: `tail -n +{outcome.next_line + 1} FILE | moechat run …` "
+            f"(its indexes count from 0 again)",
+            file=sys.stderr,
+        )
+        return EXIT_INTERRUPTED
+    return EXIT_FAILED_LINES if outcome.num_failed else 0

@@ -1,0 +1,149 @@
+"""``moechat show``: what is known of one model, read from its small files only."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from moechat.cli import options
+from moechat.cli.list import format_bytes
+
+_JSON_LIMIT_BYTES = 16_000_000
+_SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "do_sample")
+_TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
+_VALUE_COLUMN = 26
+_ENTRY_KEYS = ("architecture", "license", "source", "precision", "size_bytes")
+
+
+def show(
+    model: options.RequiredModelArgument,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> int:
+    """Show what is known of one model.
+
+    Architecture, geometry, files, context, sampling defaults, memory of the KV cache. A model that
+    models.toml describes can be shown without its weights.
+
+    \b
+      moechat show mini
+      moechat show mini --json | jq .geometry.num_experts
+      moechat show /path/to/folder
+    """
+    facts = _facts(model)
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+        return 0
+    for line in _lines(facts):
+        typer.echo(line)
+    return 0
+
+
+def _facts(model: str) -> dict[str, Any]:
+    """All that is known; what is not known is left out. Raises ModelNotFound."""
+    from moechat.engine.loading import choose_instruction_set
+    from moechat.registry import load_registry
+
+    registry = load_registry()
+    entry = registry.entries.get(model)
+    folder = registry.local_folder(model) if entry is not None else None
+    facts: dict[str, Any] = {"name": model, "present": False}
+    if entry is None or (folder is not None and os.path.isdir(folder)):
+        resolved = registry.resolve(model)
+        facts |= {"name": resolved.name, "present": True, "folder": str(resolved.folder)}
+        folder = resolved.folder
+    facts |= {key: entry[key] for key in _ENTRY_KEYS if entry and key in entry}
+    if facts["present"] and folder is not None:
+        facts |= _facts_of_folder(folder)
+    elif entry is not None:
+        facts |= {key: entry[key] for key in ("geometry", "defaults", "files") if key in entry}
+        limits = entry.get("limits")
+        if isinstance(limits, dict) and "context_tokens" in limits:
+            facts["context_tokens"] = limits["context_tokens"]
+    facts |= _kv_bytes(facts.get("geometry"))
+    facts["instruction_set"] = choose_instruction_set()
+    return facts
+
+
+def _facts_of_folder(folder: Path) -> dict[str, Any]:
+    """What the folder's own files say. Raises as load_spec does."""
+    from dataclasses import asdict
+
+    from moechat.models.architectures import load_spec
+    from moechat.models.json_file import read_json_object
+
+    geometry = asdict(load_spec(folder))
+    del geometry["rope_inverse_frequencies"]
+    generation = folder / "generation_config.json"
+    settings = read_json_object(generation, _JSON_LIMIT_BYTES) if generation.exists() else {}
+    tokenizer = folder / "tokenizer_config.json"
+    in_tokenizer = tokenizer.exists() and "chat_template" in read_json_object(
+        tokenizer, _JSON_LIMIT_BYTES
+    )
+    files = _files(folder)
+    return {
+        "architecture": geometry.pop("architecture"),
+        "context_tokens": geometry.pop("context_tokens"),
+        "geometry": geometry,
+        "defaults": {key: settings[key] for key in _SAMPLING_KEYS if key in settings},
+        "chat_template": in_tokenizer or any((folder / name).exists() for name in _TEMPLATE_FILES),
+        "files": files,
+        "size_bytes": sum(
+            file["size_bytes"] for file in files if file["name"].endswith(".safetensors")
+        ),
+    }
+
+
+def _files(folder: Path) -> list[dict[str, Any]]:
+    with os.scandir(folder) as entries:
+        found = [(entry.name, entry.stat().st_size) for entry in entries if entry.is_file()]
+    return [{"name": name, "size_bytes": size_bytes} for name, size_bytes in sorted(found)]
+
+
+def _kv_bytes(geometry: Any) -> dict[str, dict[str, int]]:
+    """KV bytes a token by compute mode: MLA keeps a latent and a shared rotary key a layer."""
+    keys = ("num_layers", "kv_lora_rank", "qk_rope_head_dim")
+    if not isinstance(geometry, dict) or any(type(geometry.get(key)) is not int for key in keys):
+        return {}
+    layers, latent, rotary = (geometry[key] for key in keys)
+    elements = layers * (latent + rotary)
+    return {"kv_bytes_per_token": {"bf16": 2 * elements, "exact": 4 * elements}}
+
+
+def _lines(facts: dict[str, Any]) -> list[str]:
+    """The facts for people, one a line, sections indented."""
+    from moechat.terminal.neutralise import one_line
+
+    lines: list[str] = []
+
+    def add(label: str, value: Any, indent: str = "") -> None:
+        shown = {True: "yes", False: "no"}[value] if isinstance(value, bool) else value
+        if isinstance(shown, (list, tuple)):
+            shown = ", ".join(map(str, shown)) or "none"
+        lines.append(
+            f"{indent}{one_line(label):<{_VALUE_COLUMN - len(indent)}}{one_line(str(shown))}"
+        )
+
+    titles = {"defaults": "sampling defaults", "kv_bytes_per_token": "KV bytes a token"}
+    for key, value in facts.items():
+        label = titles.get(key, key.replace("_", " "))
+        if key == "files" and isinstance(value, list):
+            lines.append("files")
+            for file in value:
+                add(format_bytes(file.get("size_bytes")), file.get("name"), "  ")
+        elif key == "size_bytes":
+            add("weights", format_bytes(value))
+        elif isinstance(value, dict):
+            if value:
+                lines.append(one_line(label))
+            else:
+                add(label, "none")
+            for name, item in value.items():
+                add(name, item, "  ")
+        else:
+            add(label, value)
+    return lines

@@ -1,0 +1,110 @@
+"""The slash commands: one table that feeds help, completion and validation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from moechat.errors import Usage
+from moechat.terminal.neutralise import neutralise
+
+if TYPE_CHECKING:
+    from moechat.terminal.repl import Chat
+
+
+@dataclass(frozen=True)
+class Command:
+    """One slash command. ``argument`` is "" (none), "NAME" (needed) or "[NAME]" (optional).
+
+    ``action(chat, argument)`` returns an exit code to leave the chat, else None.
+    """
+
+    name: str
+    argument: str
+    help: str
+    action: Callable[[Chat, str], int | None]
+
+
+def parse_command(line: str) -> tuple[Command, str]:
+    """The command and argument of a line that starts with a slash. Raises Usage."""
+    name, *rest = line.split(maxsplit=1)
+    argument = rest[0].rstrip() if rest else ""
+    command = next((command for command in COMMANDS if command.name == name), None)
+    if command is None:
+        raise Usage(
+            f"there is no command {name[:40]!a}",
+            next_step=f"/help lists them; /{name[:40]} sends the text",
+        )
+    if argument and not command.argument:
+        raise Usage(f"{name} takes no argument")
+    return command, argument
+
+
+def _help(chat: Chat, argument: str) -> None:
+    rows = [(f"{command.name} {command.argument}".rstrip(), command.help) for command in COMMANDS]
+    rows += [
+        ("//text", "send a message that starts with a slash"),
+        ("Enter", "send; Alt-Enter or Ctrl-J: new line"),
+        ("Ctrl-R", "search what was typed before; Tab: complete a command"),
+        ("Ctrl-C", "stop the answer, or clear the line; twice: leave at once"),
+        ("Ctrl-D", "leave"),
+    ]
+    width = max(len(left) for left, _ in rows)
+    chat.say("\n".join(f"  {left:{width}}  {right}" for left, right in rows))
+
+
+def _exit(chat: Chat, argument: str) -> int:
+    return 0
+
+
+def _clear(chat: Chat, argument: str) -> None:
+    chat.conversation.clear()
+    kept = "; the system text stays" if chat.conversation.system else ""
+    chat.say(f"[the talk is forgotten{kept}]")
+
+
+def _system(chat: Chat, argument: str) -> None:
+    if argument:
+        chat.conversation.set_system("" if argument == "none" else argument)
+    text = chat.conversation.system
+    chat.say(f"system: {neutralise(text)}" if text else "[there is no system text]")
+
+
+def _set(chat: Chat, argument: str) -> None:
+    rows = chat.settings.describe()
+    if argument:
+        name, *value = argument.split(maxsplit=1)
+        if not value:
+            raise Usage("a setting needs a name and a value", next_step="/set alone shows them all")
+        chat.settings.set_text(name, value[0])
+        known = name.replace("-", "_").lower()
+        rows = [row for row in chat.settings.describe() if row[0] == known]
+    names, values = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)
+    chat.say("\n".join(f"  {row[0]:{names}}  {row[1]:{values}}  {row[2]}" for row in rows))
+
+
+def _stats(chat: Chat, argument: str) -> None:
+    chat.say_stats()
+
+
+def _regen(chat: Chat, argument: str) -> None:
+    chat.answer(lambda: chat.conversation.regenerate(chat.settings.params()))
+
+
+def _undo(chat: Chat, argument: str) -> None:
+    if not chat.conversation.undo():
+        raise Usage("there is nothing to undo")
+    chat.say("[the last message and its answer are forgotten]")
+
+
+COMMANDS = (
+    Command("/help", "", "list commands and keys", _help),
+    Command("/exit", "", "leave", _exit),
+    Command("/clear", "", "forget the talk; the system text stays", _clear),
+    Command("/system", "[TEXT]", "show or set the system text; none removes it", _system),
+    Command("/set", "[NAME VALUE]", "change a sampling value; alone: show all", _set),
+    Command("/stats", "", "counters of the last answer and of the context", _stats),
+    Command("/regen", "", "answer the last message again", _regen),
+    Command("/undo", "", "forget the last message and its answer", _undo),
+)

@@ -1,0 +1,41 @@
+"""A line on stderr that tells how far a long prefill is."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TextIO
+
+from moechat.events import PrefillProgress
+
+_SHOWN_AFTER_SECONDS = 1.0
+
+
+class ProgressLine:
+    """One line that is rewritten in place, on terminals only, without escape codes."""
+
+    def __init__(self, stderr: TextIO) -> None:
+        self._stderr = stderr
+        self._is_terminal = stderr.isatty()
+        self._shown_columns = 0
+
+    def update(self, event: PrefillProgress) -> None:
+        """Show ``event`` once the prefill has taken more than a second."""
+        if not self._is_terminal or event.seconds <= _SHOWN_AFTER_SECONDS:
+            return
+        left = event.seconds * (event.num_layers - event.layers_done) / max(event.layers_done, 1)
+        line = (
+            f"reading {event.tokens} tokens: layer {event.layers_done}/{event.num_layers}, "
+            f"{event.seconds:.0f} s, about {left:.0f} s left"
+        )
+        # A line that wraps could not be erased.
+        line = line[: max(shutil.get_terminal_size().columns - 1, 1)]
+        self._stderr.write("\r" + line.ljust(self._shown_columns))
+        self._stderr.flush()
+        self._shown_columns = len(line)
+
+    def erase(self) -> None:
+        """Leave the line blank and the cursor at its start."""
+        if self._shown_columns:
+            self._stderr.write("\r" + " " * self._shown_columns + "\r")
+            self._stderr.flush()
+            self._shown_columns = 0

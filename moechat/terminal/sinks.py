@@ -1,0 +1,81 @@
+"""Where the events of an answer go when nobody edits: text to stdout, all else to stderr."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import TextIO
+
+from moechat.errors import MoechatError
+from moechat.events import Event, Finished, PrefillProgress
+from moechat.terminal.neutralise import one_line
+from moechat.terminal.plain_printer import PlainPrinter
+from moechat.terminal.progress import ProgressLine
+from moechat.terminal.stats_text import cut_note, stats_json, stats_line
+
+
+def format_error(error: MoechatError) -> str:
+    """The one line that tells a user of ``error``."""
+    return f"error: {one_line(error.message)} [{error.name}]"
+
+
+def escapes_allowed(stream: TextIO) -> bool:
+    """Whether escape codes may be written to ``stream``: a terminal that wants them."""
+    dumb = os.environ.get("TERM", "") in ("dumb", "unknown")
+    return stream.isatty() and not os.environ.get("NO_COLOR") and not dumb
+
+
+class PlainSink:
+    """Writes one answer as it comes.
+
+    The text goes to ``stdout``, flushed with every event that carries some, its control characters
+    neutralised, with exactly one newline at its end. Progress, a note that the answer was cut and
+    the counters go to ``stderr``. ``stats`` is "none", "line" or "json".
+    """
+
+    def __init__(
+        self, stdout: TextIO, stderr: TextIO, *, stats: str = "none", context_tokens: int = 0
+    ) -> None:
+        self._printer = PlainPrinter(stdout)
+        self._stderr = stderr
+        self._stats, self._context_tokens = stats, context_tokens
+        self._progress = ProgressLine(stderr)
+
+    def consume(self, events: Iterable[Event]) -> Finished | None:
+        """Write all ``events``; the last one, or None if they ended without it."""
+        finished, has_text = None, False
+        try:
+            for event in events:
+                self.write(event)
+                has_text = has_text or bool(event.text)
+                if isinstance(event, Finished):
+                    finished = event
+        finally:
+            self._progress.erase()
+            if has_text and finished is None:  # an error follows: it needs a line of its own
+                self._printer.finish()
+        return finished
+
+    def write(self, event: Event) -> None:
+        """Write one event."""
+        if isinstance(event, PrefillProgress):
+            self._progress.update(event)
+            return
+        self._progress.erase()
+        self._printer.write(event.text)
+        if isinstance(event, Finished):
+            self._printer.finish()
+            print_closing(self._stderr, event, self._stats, self._context_tokens)
+
+
+def print_closing(stderr: TextIO, finished: Finished, stats: str, context_tokens: int) -> None:
+    """What follows an answer on ``stderr``: the note that it was cut, and the counters."""
+    note = cut_note(finished, context_tokens)
+    lines = [f"[{note}]"] if note else []
+    if stats == "line":
+        lines.append(f"[{stats_line(finished)}]")
+    elif stats == "json":
+        lines.append(stats_json(finished))
+    if lines:
+        stderr.write("\n".join(lines) + "\n")
+        stderr.flush()

@@ -1,0 +1,50 @@
+"""The words and numbers that follow an answer."""
+
+from __future__ import annotations
+
+import json
+
+from moechat.events import Finished
+
+
+def stats_line(finished: Finished) -> str:
+    """The counters of an answer for a person, on one line."""
+    stats = finished.stats
+    return "; ".join(
+        (
+            f"prompt {stats.new_prompt_tokens} new + {stats.cached_prompt_tokens} cached tokens, "
+            f"{stats.prefill_tokens_per_second:.0f} tok/s",
+            f"first token {stats.first_token_seconds:.2f} s",
+            f"answer {stats.decode_tokens} tokens, {stats.decode_tokens_per_second:.1f} tok/s",
+            f"seed {stats.seed}",
+            finished.finish_reason,
+        )
+    )
+
+
+def stats_json(finished: Finished) -> str:
+    """The counters of an answer as one JSON object on one line."""
+    stats = finished.stats
+    return json.dumps(
+        {
+            "new_prompt_tokens": stats.new_prompt_tokens,
+            "cached_prompt_tokens": stats.cached_prompt_tokens,
+            "prefill_seconds": round(stats.prefill_seconds, 6),
+            "prefill_tokens_per_second": round(stats.prefill_tokens_per_second, 2),
+            "first_token_seconds": round(stats.first_token_seconds, 6),
+            "decode_tokens": stats.decode_tokens,
+            "decode_seconds": round(stats.decode_seconds, 6),
+            "decode_tokens_per_second": round(stats.decode_tokens_per_second, 2),
+            "seed": stats.seed,
+            "finish_reason": finished.finish_reason,
+        }
+    )
+
+
+def cut_note(finished: Finished, context_tokens: int) -> str:
+    """Why the answer is incomplete; empty when it is complete."""
+    if finished.finish_reason == "length":
+        return f"cut at {finished.stats.decode_tokens} tokens (--max-tokens)"
+    if finished.finish_reason == "context":
+        return f"cut: the context of {context_tokens} tokens is full"
+    return "interrupted" if finished.finish_reason == "cancelled" else ""

@@ -1,0 +1,88 @@
+"""Batch invariance (design 3.6): a row's bits do not depend on its neighbours or on the threads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from moechat import _native
+from moechat.decode.step import DecodeStep, StepRow
+from moechat.engine.loading import load_model
+from moechat.kv.cache import KVCache
+
+
+@pytest.fixture(params=_native.supported_instruction_sets())
+def instruction_set(request):
+    before = _native.active_instruction_set()
+    _native.force_instruction_set(request.param)
+    assert _native.active_instruction_set() == request.param
+    yield request.param
+    _native.force_instruction_set(before)
+
+
+def run(model, threads, batch, compute):
+    """Logits of 16 different token chains of 5 tokens, stepped ``batch`` chains at a time."""
+    spec = model.spec
+    step = DecodeStep(model.native, _native.ThreadPool(threads))
+    width = spec.kv_lora_rank + spec.qk_rope_head_dim
+    caches = [KVCache(i, spec.num_layers, width, compute) for i in range(16)]
+    logits = np.zeros((16, 5, spec.vocab_size), np.float32)
+    for first in range(0, 16, batch):
+        chains = range(first, min(first + batch, 16))
+        for i in range(5):
+            rows = [StepRow(caches[chain], [7 + 3 * chain + i * chain]) for chain in chains]
+            for chain, row in zip(chains, step.run(rows)):
+                logits[chain, i] = row
+    return logits
+
+
+@pytest.mark.parametrize("compute", ["bf16", "exact"])
+def test_rows_and_threads_are_bitwise_equal(small_oracle, instruction_set, compute):
+    model = load_model(small_oracle, compute)
+    alone = run(model, threads=1, batch=1, compute=compute)
+    assert np.isfinite(alone).all()
+    for batch in range(1, 17):
+        for threads in (1, 2, 3) if batch in (1, 5, 16) else (2,):
+            together = run(model, threads, batch, compute)
+            assert together.tobytes() == alone.tobytes(), (batch, threads)
+
+
+def test_several_tokens_a_row_equal_one_by_one(small_oracle):
+    model = load_model(small_oracle, "bf16")
+    spec = model.spec
+    step = DecodeStep(model.native, _native.ThreadPool(2))
+    width = spec.kv_lora_rank + spec.qk_rope_head_dim
+    ids = list(range(3, 43))
+    single = KVCache(0, spec.num_layers, width, "bf16")
+    for token in ids:
+        (last,) = step.run([StepRow(single, [token])])
+    block = KVCache(1, spec.num_layers, width, "bf16")
+    (logits,) = step.run([StepRow(block, ids)])
+    assert logits.tobytes() == last.tobytes()
+    assert block.read(1, 0, 40).tobytes() == single.read(1, 0, 40).tobytes()
+
+
+def test_experts_entry_point(small_oracle):
+    """experts(layer, x, ids, weights) is the weighted sum of single experts, bit for bit a row."""
+    model = load_model(small_oracle, "exact")
+    pool = _native.ThreadPool(2)
+    layer = model.spec.num_dense_layers
+    random = np.random.default_rng(3)
+    x = random.standard_normal((5, model.spec.hidden_size), np.float32)
+    ids = np.array([[0, 3], [3, 1], [7, 0], [2, 5], [6, 4]], np.int32)
+    weights = random.random((5, 2), np.float32)
+    y = _native.experts(model.native, pool, layer, x, ids, weights)
+    for row in range(5):
+        alone = _native.experts(
+            model.native, pool, layer, x[row : row + 1], ids[row : row + 1], weights[row : row + 1]
+        )
+        assert alone.tobytes() == y[row : row + 1].tobytes()
+        one = np.ones((1, 1), np.float32)
+        parts = [
+            _native.experts(model.native, pool, layer, x[row : row + 1], ids[row : row + 1, k : k + 1], one)
+            for k in range(2)
+        ]
+        total = weights[row, 0] * parts[0] + weights[row, 1] * parts[1]
+        assert np.abs(total - y[row]).max() < 1e-5 * np.abs(total).max()
+    with pytest.raises(_native.NativeError, match="expert id"):
+        _native.experts(model.native, pool, layer, x, np.full((5, 2), 8, np.int32), weights)

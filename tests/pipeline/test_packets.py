@@ -1,0 +1,150 @@
+"""KV packets between prefill and decode: recorded, replayed, damaged, held up, cancelled."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from conftest import MINI, expected
+from moechat import SamplingParams
+from moechat.errors import PacketRefused
+from moechat.kv.channel import Channel
+from moechat.kv.packet import KVPacket, native_packet, verify
+
+GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_end=True)
+
+
+def tokens_of(handle):
+    return [event.token_id for event in handle if event.token_id is not None]
+
+
+def record(engine, monkeypatch):
+    """Copies of all packets that the engine's prefill sends from now on."""
+    packets = []
+    send = engine.decode.channel.send_packet
+
+    def recording(packet, cancelled):
+        packets.append(copy.deepcopy(packet))
+        return send(packet, cancelled)
+
+    monkeypatch.setattr(engine.decode.channel, "send_packet", recording)
+    return packets
+
+
+def test_recorded_packets_replayed_into_a_fresh_decode_worker(
+    small_oracle, open_engine, monkeypatch
+):
+    engine = open_engine(small_oracle)
+    ids = expected(small_oracle)["prompt_2_ids"].tolist()
+    packets = record(engine, monkeypatch)
+    want = tokens_of(engine.session().generate(ids, GREEDY))
+    assert [packet.layer for packet in packets] == list(range(engine.spec.num_layers))
+    assert all(packet.positions.tolist() == list(range(len(ids) - 1)) for packet in packets)
+
+    fresh = open_engine(small_oracle)
+    session = fresh.session()
+    for packet in packets:
+        assert fresh.decode.channel.send_packet(packet, lambda: False)
+    session.timeline.extend(ids)
+    deadline = time.monotonic() + 5
+    while len(session.cache) < len(ids) - 1 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    again = record(fresh, monkeypatch)
+    assert tokens_of(session.generate([], GREEDY)) == want
+    assert again == []  # nothing was prefilled
+
+
+def test_one_flipped_byte_is_refused(small_oracle, open_engine, monkeypatch):
+    engine = open_engine(small_oracle)
+    session = engine.session()
+    send = engine.decode.channel.send_packet
+
+    def flip(packet, cancelled):
+        packet.payload[0].view(np.uint8)[3, 5] ^= 1
+        return send(packet, cancelled)
+
+    monkeypatch.setattr(engine.decode.channel, "send_packet", flip)
+    with pytest.raises(PacketRefused, match="checksum"):
+        session.extend([1, 2, 3, 4, 5], logits="last")
+    monkeypatch.undo()
+    assert len(session) == 0
+    assert session.extend([1, 2, 3, 4, 5], logits="last").shape == (1, 320)
+
+
+@pytest.mark.parametrize("field", ["version", "session", "epoch", "layer"])
+def test_the_checksum_covers_the_header(field):
+    packet = native_packet(1, 2, 3, np.arange(4, dtype=np.int32), np.ones((4, 8), np.uint16))
+    verify(packet)
+    object.__setattr__(packet, field, 99)
+    with pytest.raises(PacketRefused):
+        verify(packet)
+
+
+def test_a_stale_packet_is_dropped(small_oracle, open_engine):
+    engine = open_engine(small_oracle)
+    session = engine.session()
+    session.extend([1, 2, 3], logits=None)
+    rows = session.cache.read(0, 0, 1)
+    stale = native_packet(
+        session.cache.session, session.cache.epoch - 1, 0, np.array([3], np.int32), rows
+    )
+    engine.decode.channel.send_packet(stale, lambda: False)
+    assert session.extend([4], logits="last").shape == (1, 320)
+    assert len(session.cache) == 4
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_channel_of_one_packet_does_not_deadlock(small_oracle, open_engine, threads):
+    engine = open_engine(small_oracle, channel_packets=1, threads=threads)
+    handles = [engine.session().generate([1, 2, 3 + i] * 20, GREEDY) for i in range(3)]
+    assert all(len(tokens_of(handle)) == 20 for handle in handles)
+
+
+def test_cancel_while_the_channel_is_full(open_engine, monkeypatch):
+    engine = open_engine(MINI, channel_packets=1)
+    full, release = threading.Event(), threading.Event()
+    receive = engine.decode.channel.receive
+
+    def slow(block):
+        message = receive(block)
+        if isinstance(message, KVPacket) and message.layer == 0:
+            full.set()
+            release.wait(5)  # the decode thread is held: the next packets fill the channel
+        return message
+
+    monkeypatch.setattr(engine.decode.channel, "receive", slow)
+    session = engine.session()
+    handle = session.generate([5] * 200, GREEDY)
+    assert full.wait(5)
+    time.sleep(0.2)
+    started = time.monotonic()
+    handle.cancel()
+    release.set()
+    *_, last = handle
+    assert time.monotonic() - started < 0.3
+    assert last.finish_reason == "cancelled"
+    assert len(session.cache) == 0
+
+
+def test_a_full_channel_blocks_only_packets():
+    channel = Channel(capacity=1)
+    packet = native_packet(0, 0, 0, np.zeros(1, np.int32), np.zeros((1, 4), np.uint16))
+    assert channel.send_packet(packet, lambda: False)
+    channel.send("control")
+    cancelled = threading.Event()
+    sent = []
+    thread = threading.Thread(
+        target=lambda: sent.append(channel.send_packet(packet, cancelled.is_set))
+    )
+    thread.start()
+    cancelled.set()
+    channel.wake()
+    thread.join(2)
+    assert sent == [False]
+    assert channel.receive(block=False) is packet
+    assert channel.receive(block=False) == "control"
+    assert channel.receive(block=False) is None

@@ -1,0 +1,106 @@
+"""A chat in a pseudo-terminal whose screen can be waited for."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import termios
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pexpect
+import pyte
+
+FAKES = Path(__file__).with_name("fakes.py")
+LIMIT_SECONDS = 10.0
+
+
+class ChatScreen:
+    """The chat of fakes.py on a screen of 100 x 30."""
+
+    def __init__(self, home: Path, env: dict[str, str] | None = None, **options: Any) -> None:
+        variables = {**os.environ, "MOECHAT_HOME": str(home), "TERM": "xterm-256color"}
+        variables["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        variables.pop("NO_COLOR", None)
+        variables.update(env or {})
+        self.screen = pyte.HistoryScreen(100, 30, history=5000)
+        self._stream = pyte.ByteStream(self.screen)
+        self.bytes = b""
+        self.child = pexpect.spawn(
+            sys.executable,
+            [str(FAKES), json.dumps(options)],
+            env=variables,
+            dimensions=(30, 100),
+            timeout=LIMIT_SECONDS,
+        )
+        self.child.delaybeforesend = None
+        self.wait(lambda: self.is_ready)
+
+    @property
+    def lines(self) -> list[str]:
+        """Scrollback and screen, without blank lines at the end."""
+        top = ["".join(row[x].data for x in range(100)) for row in self.screen.history.top]
+        rows = [row.rstrip() for row in [*top, *self.screen.display]]
+        return "\n".join(rows).rstrip().split("\n")
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+    @property
+    def is_ready(self) -> bool:
+        """The editor waits for a message: its prompt is the last line and empty."""
+        return self.lines[-1] == ">" and self.screen.cursor.x == 2
+
+    def wait(self, condition: Callable[[], bool], limit_seconds: float = LIMIT_SECONDS) -> float:
+        """Read until ``condition``; the seconds that took."""
+        start = time.monotonic()
+        while not condition():
+            left = start + limit_seconds - time.monotonic()
+            assert left > 0, f"waited {limit_seconds} s; the screen:\n{self.text}"
+            try:
+                data = self.child.read_nonblocking(65536, timeout=min(left, 0.05))
+            except pexpect.TIMEOUT:
+                continue
+            except pexpect.EOF:
+                assert condition(), f"the chat ended; the screen:\n{self.text}"
+                break
+            self.bytes += data
+            self._stream.feed(data)
+        return time.monotonic() - start
+
+    def wait_text(self, text: str) -> float:
+        return self.wait(lambda: text in self.text)
+
+    def send(self, keys: str) -> None:
+        self.child.send(keys)
+
+    def say(self, message: str, expect: str = "") -> None:
+        """Send a line; wait for ``expect`` in what follows and for the next prompt."""
+        known = len(self.lines)
+        self.send(message + "\r")
+        self.wait(
+            lambda: self.is_ready and len(self.lines) > known and expect in self.since(known - 1)
+        )
+
+    def since(self, line: int) -> str:
+        return "\n".join(self.lines[line:])
+
+    @property
+    def echoes(self) -> bool:
+        """The terminal shows what is typed, as it did before the chat."""
+        return bool(termios.tcgetattr(self.child.child_fd)[3] & termios.ECHO)
+
+    def exit_code(self) -> int:
+        """Wait for the end of the process."""
+        self.wait(lambda: not self._is_running())
+        return int(self.child.exitstatus)
+
+    def _is_running(self) -> bool:
+        return bool(self.child.isalive())
+
+    def close(self) -> None:
+        self.child.close(force=True)

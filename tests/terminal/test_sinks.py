@@ -1,0 +1,135 @@
+"""Which bytes of an answer go to which stream."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+from streams import Terminal, shown
+
+from moechat.errors import CheckpointDamaged
+from moechat.events import Finished, PrefillProgress, Token, TurnStats
+from moechat.terminal.sinks import PlainSink, escapes_allowed, format_error
+
+STATS = TurnStats(20, 5, 0.5, 0.6, 12, 0.25, seed=7)
+
+
+def run(*texts: str, reason: str = "stop", stats: str = "none", last: str = "") -> tuple[str, str]:
+    out, err = io.StringIO(), io.StringIO()
+    events = [*(Token(1, text) for text in texts), Finished(reason, last, STATS)]
+    finished = PlainSink(out, err, stats=stats, context_tokens=64).consume(events)
+    assert finished is events[-1]
+    return out.getvalue(), err.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("texts", "out"),
+    [
+        (["Os", "lo."], "Oslo.\n"),
+        (["a\n", "\nb", "\n\n"], "a\n\nb\n"),
+        ([], "\n"),
+        (["a[i] [bold] list[int] [/INST] \ttab"], "a[i] [bold] list[int] [/INST] \ttab\n"),
+        (["\x1b[31m red \x9b1m \u202eabc\x00\r"], "␛[31m red �1m �abc␀␍\n"),
+    ],
+)
+def test_stdout_is_the_answer_and_one_newline(texts, out):
+    assert run(*texts) == (out, "")
+
+
+def test_text_held_back_to_the_end_is_printed():
+    assert run("a", last="b")[0] == "ab\n"
+
+
+def test_text_is_flushed_as_it_comes():
+    class Counting(io.StringIO):
+        flushed = ""
+
+        def flush(self) -> None:
+            self.flushed = self.getvalue()
+
+    out = Counting()
+    sink = PlainSink(out, io.StringIO())
+    sink.write(Token(1, "a"))
+    assert out.flushed == "a"
+
+
+def test_an_answer_that_fails_ends_its_line_but_nothing_else_does():
+    def events():
+        yield Token(1, "half")
+        raise OSError
+
+    out = io.StringIO()
+    with pytest.raises(OSError):
+        PlainSink(out, io.StringIO()).consume(events())
+    assert out.getvalue() == "half\n"
+
+
+@pytest.mark.parametrize(
+    ("reason", "note"),
+    [
+        ("length", "cut at 12 tokens (--max-tokens)"),
+        ("context", "the context of 64 tokens is full"),
+        ("cancelled", "interrupted"),
+    ],
+)
+def test_a_cut_answer_says_so_on_stderr(reason, note):
+    out, err = run("x", reason=reason)
+    assert out == "x\n"
+    assert note in err
+
+
+def test_stats_line_and_json():
+    line = run("x", stats="line")[1]
+    for part in ("20 new + 5 cached", "40 tok/s", "0.60 s", "12 tokens", "48.0 tok/s", "seed 7"):
+        assert part in line
+    assert line.count("\n") == 1
+    counters = json.loads(run("x", stats="json")[1])
+    assert counters["new_prompt_tokens"] == 20
+    assert counters["cached_prompt_tokens"] == 5
+    assert counters["decode_tokens_per_second"] == 48.0
+    assert counters["seed"] == 7
+    assert counters["finish_reason"] == "stop"
+
+
+def test_progress_of_a_long_prefill_is_shown_on_terminals_and_erased():
+    events = [PrefillProgress(3, 6, 900, 0.9), PrefillProgress(5, 6, 900, 1.5)]
+    err = Terminal()
+    sink = PlainSink(io.StringIO(), err)
+    sink.write(events[0])
+    assert err.getvalue() == ""
+    sink.write(events[1])
+    assert "900 tokens: layer 5/6" in shown(err.getvalue())
+    sink.write(Token(1, "x"))
+    assert shown(err.getvalue()) == ""
+    assert "\x1b" not in err.getvalue()
+    pipe = io.StringIO()
+    PlainSink(io.StringIO(), pipe).write(events[1])
+    assert pipe.getvalue() == ""
+
+
+def test_an_error_is_one_harmless_line():
+    error = CheckpointDamaged("no file a\nb", "\x1b[2J", "Look again")
+    assert format_error(error) == "error: no file a b: ␛[2J. Look again. [checkpoint-damaged]"
+
+
+def test_escapes_only_on_terminals_that_want_them(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert escapes_allowed(Terminal())
+    assert not escapes_allowed(io.StringIO())
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not escapes_allowed(Terminal())
+    monkeypatch.setenv("NO_COLOR", "")
+    monkeypatch.setenv("TERM", "dumb")
+    assert not escapes_allowed(Terminal())
+
+
+def test_sinks_import_nothing_heavy():
+    code = (
+        "import sys, moechat.terminal.sinks;"
+        "sys.exit(' '.join({'rich', 'prompt_toolkit', 'numpy'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).stderr.strip() == b""

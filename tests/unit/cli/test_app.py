@@ -1,0 +1,89 @@
+"""The command line as a whole: its frozen surface, help, and exit codes of the outside."""
+
+import errno
+import sys
+
+import pytest
+
+from moechat import __version__
+from moechat.cli.app import build_command
+
+SURFACE = {
+    "run": "model prompt --temperature --top-k --top-p --min-p --repetition-penalty "
+    "--presence-penalty --seed --stop --max-tokens --system --system-file --ctx --threads "
+    "--compute --kv --plain --stats --no-history --batch --debug",
+    "list": "--json --debug",
+    "show": "model --json --debug",
+}
+
+
+def test_options_are_those_that_were_agreed():
+    surface = {}
+    for verb, command in build_command().commands.items():
+        names = []
+        for parameter in command.params:
+            is_option = parameter.param_type_name == "option"
+            names += parameter.opts if is_option else [parameter.name]
+            assert not parameter.secondary_opts, "no --no-x twins"
+        surface[verb] = " ".join(names)
+    assert surface == SURFACE
+
+
+def test_version(moechat):
+    result = moechat("--version")
+    assert (result.code, result.stdout, result.stderr) == (0, f"moechat {__version__}\n", "")
+
+
+def test_nothing_to_do_without_terminals_is_help_and_2(moechat):
+    result = moechat(stdin=b"hello")
+    assert (result.code, result.stdout) == (2, "")
+    assert 'moechat run mini "a question"' in result.stderr and "list" in result.stderr
+    assert moechat.engine.folder is None
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("-h",), ("run", "--help"), ("list", "-h")])
+def test_help_is_plain_text_on_stdout(moechat, arguments):
+    result = moechat(*arguments, terminals="oe")
+    assert (result.code, result.stderr) == (0, "")
+    assert result.stdout.startswith("Usage: moechat") and "\x1b" not in result.stdout
+    assert not set("╭│╰─") & set(result.stdout)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("run", "--nope"), "--nope"),
+        (("run", "--temperatur", "1"), "--temperature"),
+        (("run", "mini", "a", "b"), "b"),
+        (("run", "--seed"), "--seed"),
+        (("rum",), "rum"),
+        (("mini",), "mini"),
+        (("show",), "MODEL"),
+        (("list", "extra"), "extra"),
+    ],
+)
+def test_usage_error_is_one_line_with_a_hint(moechat, arguments, part):
+    result = moechat(*arguments, stdin=b"x")
+    assert (result.code, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: ") and result.stderr.endswith("[usage]\n")
+    assert result.stderr.count("\n") == 1
+    assert part in result.stderr and "--help`" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (KeyboardInterrupt(), 130, ""),
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), 141, ""),
+        (OSError(errno.ENOSPC, "No space left on device"), 1, "No space left"),
+        (MemoryError(), 1, "MemoryError"),
+    ],
+)
+def test_trouble_outside_the_engine_is_at_most_one_line(moechat, monkeypatch, error, code, words):
+    def fail(folder, **settings):
+        raise error
+
+    monkeypatch.setattr(sys.modules["moechat.cli.run"], "open_engine", fail)
+    result = moechat("run", "mini", "q")
+    assert result.code == code
+    assert result.stderr.count("\n") == (1 if words else 0) and words in result.stderr

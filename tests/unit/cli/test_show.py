@@ -1,0 +1,68 @@
+"""``moechat show``."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from moechat import registry
+
+MINI = Path(registry.__file__).parent / "data" / "mini"
+
+
+def test_show_tells_what_mini_is(moechat):
+    facts = json.loads(moechat("show", "mini", "--json").stdout)
+    assert facts["architecture"] == "DeepseekV3ForCausalLM" and facts["present"] is True
+    assert facts["geometry"]["num_experts"] == 32
+    assert facts["context_tokens"] == 4096
+    assert facts["defaults"] == {"temperature": 0.6, "top_p": 0.95, "do_sample": True}
+    assert facts["chat_template"] is True
+    # 6 layers of a 128-wide latent and a 32-wide rotary key
+    assert facts["kv_bytes_per_token"] == {"bf16": 1920, "exact": 3840}
+    sizes = {file["name"]: file["size_bytes"] for file in facts["files"]}
+    assert sizes["config.json"] == (MINI / "config.json").stat().st_size
+    assert facts["instruction_set"]
+
+
+def test_show_for_people_has_the_same_facts(moechat):
+    result = moechat("show", "mini")
+    assert (result.code, result.stderr) == (0, "")
+    lines = dict(
+        line.strip().split(maxsplit=1) for line in result.stdout.splitlines() if "  " in line
+    )
+    assert lines["num_experts"] == "32" and lines["bf16"] == "1920"
+    assert "\x1b" not in result.stdout
+
+
+def test_show_works_without_weights_for_a_known_model(moechat):
+    result = moechat("show", "deepseek-v3", "--json")
+    facts = json.loads(result.stdout)
+    assert result.code == 0 and facts["present"] is False
+    assert facts["kv_bytes_per_token"]["bf16"] == 61 * (512 + 64) * 2
+    assert facts["source"] == {"repository": "deepseek-ai/DeepSeek-V3"}
+
+
+def test_show_reads_a_folder_with_hostile_names(moechat, tmp_path):
+    folder = tmp_path / "own"
+    folder.mkdir()
+    shutil.copy(MINI / "config.json", folder)
+    (folder / "a\x1b[31m\nb").write_bytes(b"1234")
+    facts = json.loads(moechat("show", str(folder), "--json").stdout)
+    assert facts["name"] == "own" and facts["chat_template"] is False
+    assert facts["defaults"] == {}
+    assert {"name": "a\x1b[31m\nb", "size_bytes": 4} in facts["files"]
+    people = moechat("show", str(folder)).stdout
+    assert "\x1b" not in people and "\nb" not in people
+
+
+@pytest.mark.parametrize("arguments", [("nosuch",), ("",), (str(MINI / "config.json"),)])
+def test_unknown_model_is_3(moechat, arguments):
+    result = moechat("show", *arguments)
+    assert (result.code, result.stdout) == (3, "") and "[model-not-found]" in result.stderr
+
+
+def test_damaged_folder_is_3(moechat, tmp_path):
+    (tmp_path / "config.json").write_text("{")
+    result = moechat("show", str(tmp_path))
+    assert (result.code, result.stdout) == (3, "") and "[checkpoint-damaged]" in result.stderr
