@@ -172,7 +172,7 @@ void DecodeStep::add_attention(Job& job, int64_t layer) {
                           return num_rows_ * d.num_heads;
                         },
                         [this, &d, &attention](int64_t task, int worker) {
-                          absorb_query(isa_, d, model_.compute, attention.kv_b,
+                          absorb_query(isa_, d, attention.kv_b,
                                        task % d.num_heads, query_.data() + task * d.qk_dim(),
                                        latent_query_.data() + task * d.kv_width(),
                                        pool_.scratch(worker));
@@ -216,7 +216,7 @@ int64_t DecodeStep::plan_attention() {
 void DecodeStep::run_attention(int64_t layer, const AttentionTask& task, int worker) {
   const ModelDims& d = model_.dims;
   const int64_t head = task.span * d.num_heads + task.head;
-  attend_span(isa_, d, model_.compute, *tokens_[task.row].cache, layer, task.begin, task.end,
+  attend_span(isa_, d, *tokens_[task.row].cache, layer, task.begin, task.end,
               latent_query_.data() + (task.row * d.num_heads + task.head) * d.kv_width(),
               task.heads, span_out_.data() + head * d.kv_lora_rank, span_max_.data() + head,
               span_sum_.data() + head, worker_floats_[static_cast<size_t>(worker)].data(),
@@ -226,7 +226,7 @@ void DecodeStep::run_attention(int64_t layer, const AttentionTask& task, int wor
 void DecodeStep::run_join(int64_t layer, int64_t row, int64_t head, int worker) {
   const ModelDims& d = model_.dims;
   const int64_t first = row_first_span_[static_cast<size_t>(row)] * d.num_heads + head;
-  join_spans(isa_, d, model_.compute, model_.layers[static_cast<size_t>(layer)].attention.kv_b,
+  join_spans(isa_, d, model_.layers[static_cast<size_t>(layer)].attention.kv_b,
              head, row_spans_[static_cast<size_t>(row)], span_out_.data() + first * d.kv_lora_rank,
              d.num_heads * d.kv_lora_rank, span_max_.data() + first, span_sum_.data() + first,
              d.num_heads, head_values_.data() + (row * d.num_heads + head) * d.v_dim,

@@ -98,10 +98,12 @@ Prefix PrefixFinder::find(double target) {
 PrefixFinder::Grid PrefixFinder::group_grid() const {
   const int32_t differing = set_in_any_ ^ set_in_all_;
   const int bits = 32 - __builtin_clz(static_cast<uint32_t>(differing));
-  return {static_cast<int32_t>(int64_t{set_in_all_} >> bits << bits), std::max(0, bits - kBucketBits)};
+  const int64_t common = int64_t{set_in_all_} >> bits << bits;
+  return {static_cast<int32_t>(common), std::max(0, bits - kBucketBits)};
 }
 
-// Appends to the group the positions of [begin, end) with a key in [low, high); branch-free. In place when position_of reads the group.
+// Appends to the group the positions of [begin, end) with a key in [low, high); branch-free. In
+// place when position_of reads the group.
 template <typename PositionOf>
 void PrefixFinder::append(int64_t begin, int64_t end, int32_t low, int32_t high,
                           PositionOf position_of) {

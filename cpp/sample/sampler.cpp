@@ -1,9 +1,12 @@
 #include "sample/sampler.h"
 
+#include <emmintrin.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <string>
 
 #include "common/status.h"
@@ -15,8 +18,8 @@ namespace {
 
 constexpr int64_t kBlock = 256;
 // In temperatures below the best token. Blocks beyond kReach are left out: at exp(-40) each, all of
-// a vocabulary of 2^17 together would weigh 1e-12 of the best, far below the rounding of one float32
-// weight. Tokens beyond kUnderflow, masked ones (-infinity) above all, weigh exactly 0 in float32.
+// a vocabulary of 2^17 together would weigh 1e-12 of the best, far below the rounding of one
+// float32 weight. Tokens beyond kUnderflow, masked ones (-infinity) above all, weigh exactly 0.
 constexpr double kReach = 40.0, kUnderflow = 200.0;
 // Where all weights are the same anyway (or all but the best are 0); keeps products finite.
 constexpr double kMinTemperature = 1e-30, kMaxTemperature = 1e30;
@@ -26,17 +29,19 @@ void check(bool good, const char* what) {
   if (!good) throw Status("bad-argument", what);
 }
 
-// The largest that is a number, -infinity when none is. Independent lanes, so that the compiler can
-// use vectors.
+// The largest that is a number, -infinity when none is: maxps returns its second operand when the
+// first is NaN.
 float largest(const float* x, int64_t n) {
   constexpr int kLanes = 16;
-  float lanes[kLanes];
-  std::fill(lanes, lanes + kLanes, -std::numeric_limits<float>::infinity());
+  __m128 best[4];
+  for (__m128& lane : best) lane = _mm_set1_ps(-std::numeric_limits<float>::infinity());
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes)
-    for (int l = 0; l < kLanes; ++l) lanes[l] = x[i + l] > lanes[l] ? x[i + l] : lanes[l];
-  for (int l = 0; i < n; ++i, ++l) lanes[l] = x[i] > lanes[l] ? x[i] : lanes[l];
-  return *std::max_element(lanes, lanes + kLanes);
+    for (int v = 0; v < 4; ++v) best[v] = _mm_max_ps(_mm_loadu_ps(x + i + 4 * v), best[v]);
+  for (; i < n; ++i) best[0] = _mm_max_ps(_mm_set1_ps(x[i]), best[0]);
+  float lanes[4];
+  _mm_storeu_ps(lanes, _mm_max_ps(_mm_max_ps(best[0], best[1]), _mm_max_ps(best[2], best[3])));
+  return *std::max_element(lanes, lanes + 4);
 }
 
 int64_t num_blocks(int64_t n) { return (n + kBlock - 1) / kBlock; }
@@ -58,6 +63,20 @@ float distance_of(int32_t key) {
   float distance;
   std::memcpy(&distance, &key, sizeof distance);
   return distance;
+}
+
+// Keys of n logits, none above `largest_key`, which NaN gets too (as in maxps, see above).
+void find_keys(const float* x, int64_t n, float best, int32_t largest_key, int32_t* keys) {
+  const float limit = distance_of(largest_key);
+  const __m128 limits = _mm_set1_ps(limit), bests = _mm_set1_ps(best);
+  const __m128i magnitude = _mm_set1_epi32(0x7fffffff);
+  int64_t i = 0;
+  for (; i + 4 <= n; i += 4) {
+    const __m128 distance = _mm_min_ps(_mm_sub_ps(bests, _mm_loadu_ps(x + i)), limits);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(keys + i),
+                     _mm_and_si128(_mm_castps_si128(distance), magnitude));
+  }
+  for (; i < n; ++i) keys[i] = key_of(best - x[i] < limit ? best - x[i] : limit);
 }
 
 }  // namespace
@@ -159,18 +178,14 @@ void Sampler::gather_blocks(const float* scores, float best) {
     count = params_.top_k;
     std::sort(blocks_.begin(), blocks_.begin() + count);
   }
-  const int32_t largest_key = largest_key_;
   int64_t size = 0;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t begin = blocks_[static_cast<size_t>(i)] * kBlock;
-    const int64_t end = std::min(begin + kBlock, vocab_);
-    int32_t* keys = candidates_.keys.data() + size;
-    int32_t* ids = candidates_.ids.data() + size;
-    for (int64_t j = begin; j < end; ++j) {
-      keys[j - begin] = std::min(key_of(best - scores[j]), largest_key);  // NaN too
-      ids[j - begin] = static_cast<int32_t>(j);
-    }
-    size += end - begin;
+    const int64_t length = std::min(kBlock, vocab_ - begin);
+    find_keys(scores + begin, length, best, largest_key_, candidates_.keys.data() + size);
+    std::iota(candidates_.ids.begin() + size, candidates_.ids.begin() + size + length,
+              static_cast<int32_t>(begin));
+    size += length;
   }
   candidates_.size = size;
 }
@@ -203,8 +218,7 @@ int32_t Sampler::draw(uint64_t position) {
   if (params_.top_p < 1 || params_.min_p > 0) {
     const Prefix top = finder_.find(params_.top_p * mass);
     mass = top.mass;
-    const int32_t farthest =
-        key_of(static_cast<float>(-std::log(params_.min_p) * temperature_));
+    const int32_t farthest = key_of(static_cast<float>(-std::log(params_.min_p) * temperature_));
     if (params_.min_p > 0 && farthest < top.key) mass = finder_.up_to(farthest).mass;
   }
   return finder_.find(philox_uniform(params_.seed, position) * mass).id;

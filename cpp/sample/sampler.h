@@ -1,11 +1,12 @@
 // Logits to a token. The chain, in this order:
-//   repetition penalty  first, on raw logits, as its paper defines it (CTRL: positive logits divided,
-//                       negative multiplied), once for every id of prompt or answer
+//   repetition penalty  first, on raw logits, as its paper defines it (CTRL: positive logits
+//                       divided, negative multiplied), once for every id of prompt or answer
 //   presence penalty    an offset in logits (subtracted once for every id of the answer), so before
 //                       temperature scales them
 //   temperature         before the cuts, so that they see the probabilities that are drawn from;
 //                       0 takes the best token, the lowest id among equals
-//   top-k               a count, so it does not care; first, because it makes the rest cheap
+//   top-k               a count, so the order does not matter to it; first, because it makes the
+//                       rest cheap
 //   top-p               the shortest falling prefix with at least this share of what top-k left
 //   min-p               relative to the best token, which every cut keeps; so last or first alike
 //   draw                inverse CDF over the falling order, by a number that depends on seed and

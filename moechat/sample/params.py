@@ -31,14 +31,14 @@ class SamplingParams:
     ignore_end: bool = False  # go on after the end token
 
     def __post_init__(self) -> None:
-        _check_real("temperature", self.temperature, 0 <= _real(self.temperature), "0 or more")
+        _check_real("temperature", self.temperature, _real(self.temperature) >= 0, "0 or more")
         _check_integer("top_k", self.top_k, 0, 2**31 - 1, "0 (off) or more")
         _check_real("top_p", self.top_p, 0 < _real(self.top_p) <= 1, "above 0, at most 1")
         _check_real("min_p", self.min_p, 0 <= _real(self.min_p) <= 1, "0 to 1")
         _check_real(
             "repetition_penalty",
             self.repetition_penalty,
-            0 < _real(self.repetition_penalty),
+            _real(self.repetition_penalty) > 0,
             "above 0",
         )
         _check_real("presence_penalty", self.presence_penalty, True, "a finite number")

@@ -89,7 +89,7 @@ class ChatTemplate:
         messages = [
             {
                 "role": turn.role,
-                "content": markers.protect(turn.text)
+                "content": markers.protect(turn.text, "content")
                 if turn.ids is None
                 else markers.mark(turn.ids),
             }

@@ -16,6 +16,7 @@ from moechat.text.tokenizer import check_encodable
 
 # Fields that templates compare as a whole; a break marker would change their meaning.
 _NAMES = frozenset({"role", "type"})
+_TEXTS = frozenset({"content", "text"})
 
 
 class ControlStrings:
@@ -28,6 +29,12 @@ class ControlStrings:
         # Text that ends (begins) like this may become a token with what the template adds.
         self.heads = tuple({name[:n] for name in added for n in range(1, len(name))})
         self.tails = tuple({name[n:] for name in added for n in range(1, len(name))})
+        self._all = "\n".join(added)
+        self._longest = max(map(len, added), default=0)
+
+    def holds(self, text: str) -> bool:
+        """Whether ``text`` is part of a token, so that a template could make the rest."""
+        return len(text) < self._longest and text in self._all
 
 
 class Markers:
@@ -53,7 +60,7 @@ class Markers:
     def protect(self, value: object, name: str = "") -> object:
         """``value`` (JSON-like) with every text in it made harmless. Raises InvalidUtf8."""
         if isinstance(value, str):
-            return self._protect_text(value, breaks=name not in _NAMES)
+            return self._protect_text(value, name)
         if isinstance(value, Mapping):
             return {self.protect(k, "role"): self.protect(v, str(k)) for k, v in value.items()}
         if isinstance(value, (list, tuple)):
@@ -108,19 +115,22 @@ class Markers:
         if start < end:
             yield prompt[start:end]
 
-    def _protect_text(self, text: str, breaks: bool) -> str:
+    def _protect_text(self, text: str, name: str) -> str:
         check_encodable(text)
         text = self._strings.forbidden.sub(lambda match: self.mark(match[0]), text)
-        if not breaks:
+        if name in _NAMES:
             return text
         # Templates trim white space, so that what is inside it may come to stand at the edge.
-        body_end, body_start = len(text.rstrip()), len(text) - len(text.lstrip())
-        if text.endswith(self._strings.heads):
+        body = text.strip()
+        if not body:
+            return text
+        before, _, after = text.partition(body)
+        inside = name in _TEXTS and self._strings.holds(body)
+        if inside or body.endswith(self._strings.heads):
+            body += self._break
+        if inside or body.startswith(self._strings.tails):
+            body = self._break + body
+        text = before + body + after
+        if after and text.endswith(self._strings.heads):
             text += self._break
-        if text.endswith(self._strings.heads, 0, body_end):
-            text = text[:body_end] + self._break + text[body_end:]
-        if body_start and text.startswith(self._strings.tails, body_start):
-            text = text[:body_start] + self._break + text[body_start:]
-        if text.startswith(self._strings.tails):
-            text = self._break + text
-        return text
+        return self._break + text if before and text.startswith(self._strings.tails) else text

@@ -31,6 +31,9 @@ def compile_template(source: str, name: str) -> jinja2.Template:
 
         intercepted_binops = frozenset({"*", "**"})
 
+        def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
+            raise SecurityError(f"{attribute!r} of a {type(obj).__name__} is not allowed")
+
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
             if operator == "**":
                 raise SecurityError("powers are not allowed")

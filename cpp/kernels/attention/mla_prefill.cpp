@@ -23,13 +23,12 @@ PrefillAttention::PrefillAttention(const Model& model, const InstructionSet& isa
                                    int64_t num_tokens, int64_t num_keys)
     : model_(model), isa_(isa), pool_(pool), num_tokens_(num_tokens), num_keys_(num_keys) {
   const ModelDims& d = model.dims;
-  const int64_t element = model.compute == Compute::kExact ? 4 : 2;
-  const int64_t head_bytes = num_keys * (d.qk_dim() + d.v_dim) * element;
+  const int64_t head_bytes = num_keys * (d.qk_dim() + d.v_dim) * 4;
   group_heads_ = std::clamp<int64_t>(kGroupBytes / head_bytes, 1, d.num_heads);
   const auto heads = static_cast<size_t>(group_heads_);
   query_.resize(heads * static_cast<size_t>(num_tokens * d.qk_dim()));
-  key_.resize(heads * static_cast<size_t>(num_keys * d.qk_dim() * element));
-  value_.resize(heads * static_cast<size_t>(num_keys * d.v_dim * element));
+  key_.resize(heads * static_cast<size_t>(num_keys * d.qk_dim()));
+  value_.resize(heads * static_cast<size_t>(num_keys * d.v_dim));
   const int64_t attend_floats = kQueryBlock * (kKeyBlock + 2 * d.v_dim);
   const int64_t expand_floats = kKeyBlock * (d.nope_dim + d.v_dim);
   const int64_t window_floats = kMaxGemvRows * num_keys;
@@ -38,23 +37,23 @@ PrefillAttention::PrefillAttention(const Model& model, const InstructionSet& isa
     floats.resize(static_cast<size_t>(std::max({attend_floats, expand_floats, window_floats})));
 }
 
-MatrixView PrefillAttention::keys(int64_t slot) const {
-  const ModelDims& d = model_.dims;
+MatrixView PrefillAttention::float_view(const std::vector<float>& buffer, int64_t slot,
+                                        int64_t cols) const {
   MatrixView view;
-  view.format = model_.compute == Compute::kExact ? Format::kF32 : Format::kBF16;
+  view.format = Format::kF32;
   view.rows = num_keys_;
-  view.cols = d.qk_dim();
-  view.row_stride_bytes = view.cols * element_bytes(view.format);
-  view.data = key_.data() + slot * num_keys_ * view.row_stride_bytes;
+  view.cols = cols;
+  view.row_stride_bytes = 4 * cols;
+  view.data = reinterpret_cast<const uint8_t*>(buffer.data() + slot * num_keys_ * cols);
   return view;
 }
 
-MatrixView PrefillAttention::values_view(int64_t slot) const {
-  MatrixView view = keys(0);
-  view.cols = model_.dims.v_dim;
-  view.row_stride_bytes = view.cols * element_bytes(view.format);
-  view.data = value_.data() + slot * num_keys_ * view.row_stride_bytes;
-  return view;
+MatrixView PrefillAttention::keys(int64_t slot) const {
+  return float_view(key_, slot, model_.dims.qk_dim());
+}
+
+MatrixView PrefillAttention::values(int64_t slot) const {
+  return float_view(value_, slot, model_.dims.v_dim);
 }
 
 void PrefillAttention::add_phases(Job& job, const AttentionWeights& weights, const float* latents,
@@ -124,7 +123,7 @@ void PrefillAttention::project_queries(const AttentionWeights& weights, int64_t 
     rope_interleaved(cos_sin + (begin + i) * d.rope_dim, d.rope_dim / 2, y[i] + d.nope_dim);
 }
 
-// Keys and values of one head for one block of slots, stored in the compute type.
+// Keys and values of one head for one block of slots, as the cache's latents give them.
 void PrefillAttention::expand_keys(const AttentionWeights& weights, int64_t head, int64_t slot,
                                    int64_t block, const float* latents, int worker) {
   const ModelDims& d = model_.dims;
@@ -137,23 +136,15 @@ void PrefillAttention::expand_keys(const AttentionWeights& weights, int64_t head
     x[i] = latents + (begin + i) * d.kv_width();
     y[i] = expanded + i * width;
   }
-  isa_.matmul->gemm(weights.kv_b.row_slice(head * width, width), 0, width, model_.compute, x, count,
+  isa_.matmul->gemm(weights.kv_b.row_slice(head * width, width), 0, width, Compute::kExact, x, count,
                     y, pool_.scratch(worker));
-  const MatrixView key = keys(slot), value = values_view(slot);
   for (int64_t i = 0; i < count; ++i) {
-    uint8_t* key_row = key_.data() + (slot * num_keys_ + begin + i) * key.row_stride_bytes;
-    uint8_t* value_row = value_.data() + (slot * num_keys_ + begin + i) * value.row_stride_bytes;
-    store(y[i], d.nope_dim, key_row);
-    store(x[i] + d.kv_lora_rank, d.rope_dim, key_row + d.nope_dim * element_bytes(key.format));
-    store(y[i] + d.nope_dim, d.v_dim, value_row);
+    float* key = key_.data() + (slot * num_keys_ + begin + i) * d.qk_dim();
+    std::copy(y[i], y[i] + d.nope_dim, key);
+    std::copy_n(x[i] + d.kv_lora_rank, d.rope_dim, key + d.nope_dim);
+    std::copy_n(y[i] + d.nope_dim, d.v_dim,
+                value_.data() + (slot * num_keys_ + begin + i) * d.v_dim);
   }
-}
-
-void PrefillAttention::store(const float* x, int64_t n, uint8_t* dst) const {
-  if (model_.compute == Compute::kExact)
-    std::memcpy(dst, x, static_cast<size_t>(n) * sizeof(float));
-  else
-    isa_.vector->to_bf16(x, n, reinterpret_cast<uint16_t*>(dst));
 }
 
 void PrefillAttention::attend(int64_t head, int64_t slot, int64_t block, float* values,
@@ -181,7 +172,7 @@ void PrefillAttention::attend(int64_t head, int64_t slot, int64_t block, float* 
   const int64_t last_key = prefix + begin + count;  // exclusive: the last query sees itself
   for (int64_t key = 0; key < last_key; key += kKeyBlock) {
     const int64_t width = std::min(kKeyBlock, last_key - key);
-    isa_.matmul->gemm(keys(slot).row_slice(key, width), 0, width, model_.compute, queries, count,
+    isa_.matmul->gemm(keys(slot).row_slice(key, width), 0, width, Compute::kExact, queries, count,
                       score_rows, pool_.scratch(worker));
     for (int64_t i = 0; i < count; ++i) {
       float* row = score_rows[i];
@@ -195,8 +186,8 @@ void PrefillAttention::attend(int64_t head, int64_t slot, int64_t block, float* 
       isa_.vector->scale(out + i * d.v_dim, rescale, d.v_dim);
       max[i] = best;
     }
-    isa_.matmul->gemv_transposed(values_view(slot).row_slice(key, width), 0, d.v_dim,
-                                 model_.compute, probabilities, count, block_rows,
+    isa_.matmul->gemv_transposed(this->values(slot).row_slice(key, width), 0, d.v_dim,
+                                 Compute::kExact, probabilities, count, block_rows,
                                  pool_.scratch(worker));
     isa_.vector->axpy(1.0f, block_out, count * d.v_dim, out);
   }
@@ -220,7 +211,7 @@ void PrefillAttention::sum_window(int64_t head, int64_t slot, int64_t window, in
       queries[i] = query_.data() + (slot * num_tokens_ + begin + i) * d.qk_dim();
       rows[i] = scores + i * num_keys_;
     }
-    isa_.matmul->gemv(keys(slot), 0, num_keys_, model_.compute, queries, static_cast<int>(count),
+    isa_.matmul->gemv(keys(slot), 0, num_keys_, Compute::kExact, queries, static_cast<int>(count),
                       rows, pool_.scratch(worker));
     for (int64_t i = 0; i < count; ++i) {
       const int64_t visible = num_keys_ - num_tokens_ + begin + i + 1;

@@ -1,6 +1,6 @@
 // Un-absorbed multi-head latent attention for prefill (DeepSeek-V2 paper, section 2.1): keys and
 // values are expanded from the latents head by head, scores are blocked with a running softmax, so
-// that memory is linear in the length. No score matrix is ever stored.
+// that memory is linear in the length. No score matrix is ever stored. Float32 in both compute modes.
 //
 // Shapes: T new tokens at slots [prefix, prefix + T); n = prefix + T keys; G heads at a time.
 #pragma once
@@ -37,16 +37,16 @@ class PrefillAttention {
                    const float* latents, int worker);
   void attend(int64_t head, int64_t slot, int64_t block, float* values, int worker);
   void sum_window(int64_t head, int64_t slot, int64_t window, int worker);
-  void store(const float* x, int64_t n, uint8_t* dst) const;
+  MatrixView float_view(const std::vector<float>& buffer, int64_t slot, int64_t cols) const;
   MatrixView keys(int64_t slot) const;
-  MatrixView values_view(int64_t slot) const;
+  MatrixView values(int64_t slot) const;
 
   const Model& model_;
   const InstructionSet& isa_;
   ThreadPool& pool_;
   int64_t num_tokens_, num_keys_, group_heads_;
   std::vector<float> query_;          // [G][T][qk_dim]
-  std::vector<uint8_t> key_, value_;  // [G][n][qk_dim], [G][n][v_dim] in the compute type
+  std::vector<float> key_, value_;    // [G][n][qk_dim], [G][n][v_dim]
   std::vector<float> head_mass_;      // [num_heads][n], only with a window
   std::vector<std::vector<float>> worker_floats_;
 };

@@ -1,9 +1,11 @@
 // The native test program: built with MOECHAT_SANITIZE; exits 1 when any check fails.
 #include "check.h"
 
+void test_sampler();
 void test_threads();
 
 int main() {
+  test_sampler();
   test_threads();
   std::printf("native tests: %d failures\n", moechat_test::failures);
   return moechat_test::failures == 0 ? 0 : 1;

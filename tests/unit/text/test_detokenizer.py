@@ -31,7 +31,7 @@ def test_hidden_id_inside_a_character(deepseek: Tokenizer) -> None:
     first, second = (deepseek.token_id(character) for character in "Ãł")
     assert first is not None and second is not None
     detokenizer = Detokenizer(deepseek)
-    assert [detokenizer.push(i) for i in (first, 1, second)] == ["", "", "Ú"[:0] + "\u00da"]
+    assert [detokenizer.push(i) for i in (first, 1, second)] == ["", "", "à"]
 
 
 def test_decoder_that_is_not_byte_level(tmp_path: Path) -> None:
