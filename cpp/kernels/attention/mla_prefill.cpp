@@ -10,7 +10,7 @@
 namespace moechat {
 namespace {
 
-constexpr int64_t kQueryBlock = 32;             // queries of one attention task
+constexpr int64_t kQueryBlock = 64;             // queries of one attention task
 constexpr int64_t kKeyBlock = 128;              // keys between two updates of the running softmax
 constexpr int64_t kGroupBytes = 64ll << 20;     // expanded keys and values held at a time
 constexpr float kMasked = -std::numeric_limits<float>::infinity();

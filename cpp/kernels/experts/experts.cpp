@@ -7,7 +7,7 @@
 namespace moechat {
 namespace {
 
-constexpr int64_t kPairsPerTask = 128;        // prefill: rows that share one decoded weight tile
+constexpr int64_t kPairsPerTask = 256;        // prefill: rows that share one decoded weight tile
 constexpr int64_t kGemvPairs = 4;             // prefill: fewer rows are not worth packing for
 constexpr int64_t kSerialSumFloats = 1 << 15;  // below this a phase costs more than the sum
 

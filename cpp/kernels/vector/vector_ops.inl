@@ -66,12 +66,26 @@ float exp_sum(float* x, float shift, int64_t n) {
 }
 
 float max(const float* x, int64_t n) {
-  float best = -__builtin_inff(), nan_probe = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    best = x[i] > best ? x[i] : best;
-    nan_probe = x[i] != x[i] ? x[i] : nan_probe;
+  float best[kLanes], nan_probe[kLanes];
+  for (int l = 0; l < kLanes; ++l) {
+    best[l] = -__builtin_inff();
+    nan_probe[l] = 0;
   }
-  return nan_probe != nan_probe ? nan_probe : best;
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    for (int l = 0; l < kLanes; ++l) {
+      best[l] = x[i + l] > best[l] ? x[i + l] : best[l];
+      nan_probe[l] += x[i + l] != x[i + l] ? x[i + l] : 0.0f;
+    }
+  for (int l = 0; i < n; ++i, ++l) {
+    best[l] = x[i] > best[l] ? x[i] : best[l];
+    nan_probe[l] += x[i] != x[i] ? x[i] : 0.0f;
+  }
+  for (int l = 1; l < kLanes; ++l) {
+    best[0] = best[l] > best[0] ? best[l] : best[0];
+    nan_probe[0] += nan_probe[l];
+  }
+  return nan_probe[0] != nan_probe[0] ? nan_probe[0] : best[0];
 }
 
 void axpy(float a, const float* x, int64_t n, float* y) {

@@ -1,0 +1,132 @@
+// Binding of the small kernels (vector, router, rope, reading), for tests and measurements.
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings_kernels.h"
+#include "cpu/dispatch.h"
+#include "cpu/features.h"
+#include "kernels/read/read.h"
+#include "kernels/rope/rope.h"
+#include "kernels/router/router.h"
+
+namespace py = pybind11;
+
+namespace moechat {
+namespace {
+
+using Floats = py::array_t<float>;
+
+// Address and length of a contiguous float32 vector that is used in place.
+std::pair<const float*, int64_t> vector_of(const py::array& array) {
+  check(is_type(array, 'f', 4) && array.ndim() == 1 &&
+            (array.size() < 2 || array.strides(0) == 4) &&
+            reinterpret_cast<uintptr_t>(array.data()) % 4 == 0,
+        "a contiguous float32 vector is needed");
+  return {static_cast<const float*>(array.data()), array.size()};
+}
+
+const VectorKernels& kernels() { return *active_instruction_set().vector; }
+
+Floats rms_norm(const py::array& x, const py::array& weight, float eps) {
+  const auto [values, n] = vector_of(x);
+  const auto [weights, num_weights] = vector_of(weight);
+  check(n >= 1 && n == num_weights, "x and weight need the same size, at least 1");
+  Floats y(n);
+  kernels().rms_norm(values, weights, eps, n, y.mutable_data());
+  return y;
+}
+
+Floats silu_mul(const py::array& gate, const py::array& up) {
+  const auto [gates, n] = vector_of(gate);
+  const auto [ups, num_ups] = vector_of(up);
+  check(n == num_ups, "gate and up need the same size");
+  Floats y(n);
+  kernels().silu_mul(gates, ups, n, y.mutable_data());
+  return y;
+}
+
+std::pair<Floats, float> exp_sum(const py::array& x, float shift) {
+  const auto [values, n] = vector_of(x);
+  Floats y(n, values);
+  const float sum = kernels().exp_sum(y.mutable_data(), shift, n);
+  return {y, sum};
+}
+
+float max_of(const py::array& x) {
+  const auto [values, n] = vector_of(x);
+  return kernels().max(values, n);
+}
+
+py::array_t<uint16_t> to_bf16(const py::array& x) {
+  const auto [values, n] = vector_of(x);
+  py::array_t<uint16_t> y(n);
+  kernels().to_bf16(values, n, y.mutable_data());
+  return y;
+}
+
+std::pair<py::array_t<int32_t>, Floats> route(const py::array& logits, const py::array& bias,
+                                              int64_t experts_per_token, int64_t num_groups,
+                                              int64_t groups_kept, bool normalise_weights,
+                                              float routed_scaling) {
+  const auto [values, num_experts] = vector_of(logits);
+  const auto [biases, num_biases] = vector_of(bias);
+  check(num_experts >= 1 && num_experts == num_biases, "logits and bias need the same size");
+  check(num_groups >= 1 && num_experts % num_groups == 0, "groups must divide the experts");
+  check(groups_kept >= 1 && groups_kept <= num_groups, "groups_kept must lie in 1..num_groups");
+  check(experts_per_token >= 1 && experts_per_token <= num_experts / num_groups * groups_kept,
+        "the groups kept hold fewer experts than are chosen");
+  for (int64_t e = 0; e < num_experts; ++e)
+    check(biases[e] - biases[e] == 0, "bias must be finite");
+  const RouterRule rule = {num_experts, experts_per_token, num_groups,
+                           groups_kept, normalise_weights, routed_scaling};
+  std::vector<float> scratch(2 * num_experts + num_groups);
+  py::array_t<int32_t> ids(experts_per_token);
+  Floats weights(experts_per_token);
+  route_sigmoid(rule, values, biases, scratch.data(), ids.mutable_data(), weights.mutable_data());
+  return {ids, weights};
+}
+
+Floats rope(const py::array& x, int64_t position, const py::array& inverse_frequencies,
+            float amplitude) {
+  const auto [values, n] = vector_of(x);
+  const auto [frequencies, pairs] = vector_of(inverse_frequencies);
+  check(n == 2 * pairs, "x needs two values for each frequency");
+  std::vector<float> cos_sin(n);
+  rope_angles(position, frequencies, pairs, amplitude, cos_sin.data());
+  Floats y(n, values);
+  rope_interleaved(cos_sin.data(), pairs, y.mutable_data());
+  return y;
+}
+
+uint64_t read_checksum(const py::array& array, int64_t begin_byte, int64_t end_byte) {
+  check((array.flags() & py::array::c_style) != 0, "the array must be C-contiguous");
+  check(begin_byte >= 0 && begin_byte <= end_byte && end_byte <= array.nbytes(),
+        "the bytes lie outside the array");
+  const auto* bytes = static_cast<const uint8_t*>(array.data()) + begin_byte;
+  const int64_t count = end_byte - begin_byte;
+  const CpuFeatures& features = cpu_features();
+  const py::gil_scoped_release released;
+  if (features.avx512) return read_checksum_avx512(bytes, count);
+  if (features.avx2_fma_f16c) return read_checksum_avx2(bytes, count);
+  return read_checksum_ref(bytes, count);
+}
+
+}  // namespace
+
+void register_vector_kernels(py::module_& m) {
+  m.def("rms_norm", &rms_norm, py::arg("x"), py::arg("weight"), py::arg("eps"));
+  m.def("silu_mul", &silu_mul, py::arg("gate"), py::arg("up"));
+  m.def("exp_sum", &exp_sum, "exp(x - shift), and its sum.", py::arg("x"), py::arg("shift"));
+  m.def("max", &max_of, "Largest element; NaN if there is one.", py::arg("x"));
+  m.def("to_bf16", &to_bf16, "Bits of x rounded to BF16.", py::arg("x"));
+  m.def("route", &route, "Expert ids and weights of one token.", py::arg("logits"),
+        py::arg("bias"), py::arg("experts_per_token"), py::arg("num_groups"),
+        py::arg("groups_kept"), py::arg("normalise_weights"), py::arg("routed_scaling"));
+  m.def("rope", &rope, "x rotated to a position, pairs (0, 1), (2, 3), ...", py::arg("x"),
+        py::arg("position"), py::arg("inverse_frequencies"), py::arg("amplitude"));
+  m.def("read_checksum", &read_checksum, "Sum of the 64-bit words, at memory speed.",
+        py::arg("array"), py::arg("begin_byte"), py::arg("end_byte"));
+}
+
+}  // namespace moechat

@@ -1,0 +1,20 @@
+#include <immintrin.h>
+
+#include "kernels/read/read.h"
+
+namespace moechat {
+
+// Eight accumulators: enough additions in flight for memory, not the adder, to be the limit.
+uint64_t read_checksum_avx512(const uint8_t* bytes, int64_t num_bytes) {
+  __m512i sums[8];
+  for (__m512i& sum : sums) sum = _mm512_setzero_si512();
+  int64_t i = 0;
+  for (; i + 512 <= num_bytes; i += 512)
+    for (int v = 0; v < 8; ++v)
+      sums[v] = _mm512_add_epi64(sums[v], _mm512_loadu_si512(bytes + i + v * 64));
+  for (int v = 1; v < 8; ++v) sums[0] = _mm512_add_epi64(sums[0], sums[v]);
+  return static_cast<uint64_t>(_mm512_reduce_add_epi64(sums[0])) +
+         read_checksum_ref(bytes + i, num_bytes - i);
+}
+
+}  // namespace moechat
