@@ -66,6 +66,7 @@ struct Slot {
   size_t next_phase = 0;
   const std::function<void(int64_t, int)>* body = nullptr;
   bool complete = false;
+  std::atomic<bool> cut{false};  // the cancel flag was seen: the remaining tasks are skipped
   std::atomic<bool> failed{false};
   std::exception_ptr error;  // written by the one who set `failed`
   // What the client waits for.
@@ -87,6 +88,12 @@ struct Slot {
       if (claim.compare_exchange_weak(word, word + 1, std::memory_order_acq_rel))
         return static_cast<uint32_t>(word);
     return -1;
+  }
+
+  // Looked at before every task and every phase; once true it stays true for this job.
+  bool cancelled() {
+    if (job->cancel != nullptr && job->cancel->raised()) cut.store(true);
+    return cut.load();
   }
 
   // Keeps the exception being handled, unless another came first.
@@ -182,6 +189,7 @@ bool ThreadPool::Impl::run(Slot& slot, Job& job) {
   slot.next_phase = 0;
   slot.complete = false;
   slot.failed.store(false);
+  slot.cut.store(false);
   slot.state.store(Slot::kRunning);
   advance(slot, /*by_worker=*/false);
   const auto finished = [&slot] { return slot.state.load() == Slot::kFinished; };
@@ -206,12 +214,12 @@ bool ThreadPool::Impl::run(Slot& slot, Job& job) {
 // client, then by whoever finished the last task of the phase before.
 void ThreadPool::Impl::advance(Slot& slot, bool by_worker) {
   Job& job = *slot.job;
-  while (!slot.failed.load()) {
+  while (!slot.failed.load() && !slot.cut.load()) {
     if (slot.next_phase == job.phases.size()) {
       slot.complete = true;
       break;
     }
-    if (job.cancel != nullptr && job.cancel->raised()) break;
+    if (slot.cancelled()) break;
     const Phase& phase = job.phases[slot.next_phase++];
     int64_t tasks = 0;
     try {
@@ -255,7 +263,7 @@ bool ThreadPool::Impl::run_task(int worker) {
     const int64_t task = slot.claim_task();
     if (task < 0) continue;
     try {
-      (*slot.body)(task, worker);
+      if (!slot.cancelled()) (*slot.body)(task, worker);
     } catch (...) {
       slot.fail();
     }

@@ -11,7 +11,7 @@ namespace moechat {
 
 enum class Priority : int { kDecode = 0, kPrefill = 1 };
 
-// A request to stop that any thread may raise. Polled between the phases of a job.
+// A request to stop that any thread may raise. Polled before every phase and task of a job.
 class CancelFlag {
  public:
   void raise() { raised_.store(true, std::memory_order_release); }
@@ -26,6 +26,7 @@ class CancelFlag {
 // serial work and returns how many tasks follow (0: straight on to the next phase). Then
 // run(task, worker) is called once for every task in [0, tasks), by any workers, in any order;
 // `worker` is in [0, num_threads). The next phase opens only when all tasks are done.
+// Once the flag is seen the remaining tasks are skipped, so the data of a cut job are worthless.
 // `open` may throw Status: the job ends and run() rethrows it. `run` must not throw.
 struct Phase {
   std::function<int64_t()> open;

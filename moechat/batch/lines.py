@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO, cast
 
 from moechat.errors import InvalidUtf8, MoechatError, PromptEmpty
+from moechat.json_file import parse_json_object
 from moechat.messages import Role, Turn
-from moechat.models.json_file import parse_json_object
 
 LINE_LIMIT_BYTES = 16_000_000
 _CHUNK_BYTES = 1 << 20

@@ -130,7 +130,10 @@ def _dispatch(arguments: list[str], invocation: Any) -> int:
     except usage_error as error:
         path = error.ctx.command_path if error.ctx is not None else "moechat"
         what = " ".join(error.format_message().split()).removesuffix(".")
-        raise Usage(what, next_step=f"See `{path} --help`") from None
+        hint = f"See `{path} --help`"
+        if "extra argument" in what:
+            hint = f"A question of several words needs quotes. {hint}"
+        raise Usage(what, next_step=hint) from None
 
 
 def _is_terminal(stream: Any) -> bool:

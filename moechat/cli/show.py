@@ -73,8 +73,8 @@ def _facts_of_folder(folder: Path) -> dict[str, Any]:
     """What the folder's own files say. Raises as load_spec does."""
     from dataclasses import asdict
 
+    from moechat.json_file import read_json_object
     from moechat.models.architectures import load_spec
-    from moechat.models.json_file import read_json_object
 
     geometry = asdict(load_spec(folder))
     del geometry["rope_inverse_frequencies"]

@@ -15,7 +15,7 @@ from moechat.engine.loading import choose_instruction_set, load_model
 from moechat.engine.requests import ExtendRequest, GenerateRequest, Handle
 from moechat.engine.session import Session
 from moechat.errors import BadParameter, EngineClosed, TextUnavailable, from_native
-from moechat.models.json_file import read_json_object
+from moechat.json_file import read_json_object
 from moechat.prefill.worker import PrefillWorker
 from moechat.registry import load_registry
 from moechat.sample.params import SamplingParams

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from moechat.errors import ArchitectureUnsupported, CheckpointDamaged, ModelNotFound
-from moechat.models.json_file import read_json_object
+from moechat.json_file import read_json_object
 from moechat.models.spec import (
     BoundTensor,
     Format,

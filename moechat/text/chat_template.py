@@ -1,71 +1,69 @@
-"""The checkpoint's own chat template: turns of a conversation become token ids."""
+"""Conversations become token ids by the checkpoint's own chat template."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moechat.errors import CheckpointDamaged, TextUnavailable, Usage
 from moechat.messages import Turn
-from moechat.text.limited_encode import encode_pieces, fewest_tokens, too_long
-from moechat.text.markers import ControlStrings, Markers
-from moechat.text.tokenizer import CONFIG_FILE, Tokenizer
+from moechat.json_file import read_json_object
+from moechat.text.control_tokens import ControlTokens
+from moechat.text.prompt_length import refuse_if_too_long
+from moechat.text.template_environment import TemplateRefusal, compile_template
+from moechat.text.text_guard import Generated, Literal, Piece, TextGuard
+from moechat.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import jinja2
 
-TEMPLATE_FILE = "chat_template.jinja"
-_TEMPLATE_LIMIT_BYTES = 4 << 20
-_NAMED_TOKENS = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)
+CONFIG_NAME, TEMPLATE_NAME = "tokenizer_config.json", "chat_template.jinja"
+_LIMIT_BYTES = 16_000_000  # of either file
+_NAMED_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
 class ChatTemplate:
-    """Chat template of one model. Immutable once open.
+    """A compiled chat template with its tokenizer.
 
-    ``control_ids``: ids of added tokens that no message text may produce and no answer may show.
+    No id of a control token comes from message text, only from the template's own text.
     """
 
-    def __init__(self, source: str, name: str, tokenizer: Tokenizer) -> None:
-        from moechat.text.sandbox import compile_template
-
-        self._name = name
-        self._tokenizer = tokenizer
-        self._template: jinja2.Template = compile_template(source, name)
-        self._named_tokens = _named_tokens(tokenizer.config)
-        named = set(self._named_tokens.values())
-        control = [
-            token
-            for token in tokenizer.added.values()
-            if token.special
-            or token.content in named
-            or (token.content.strip() and token.content in source)
-        ]
-        self.control_ids = frozenset(token.token_id for token in control)
-        self._strings = ControlStrings(tokenizer.added, [token.content for token in control])
+    def __init__(
+        self, source: str, origin: Path, tokenizer: Tokenizer, variables: dict[str, str]
+    ) -> None:
+        self._origin, self._tokenizer, self._variables = origin, tokenizer, variables
+        self._control = ControlTokens(tokenizer, source)
+        self._template = self._compile(source)
 
     @classmethod
     def open(cls, folder: Path, tokenizer: Tokenizer) -> ChatTemplate:
-        """The template in tokenizer_config.json or chat_template.jinja of ``folder``.
+        """Read chat_template.jinja or else tokenizer_config.json.
 
-        Raises TextUnavailable when there is none, CheckpointDamaged naming the file.
+        Raises TextUnavailable when there is no template, CheckpointDamaged when it is broken.
         """
-        value = tokenizer.config.get("chat_template")
-        if value is not None:
-            path = folder / CONFIG_FILE
-            return cls(_chosen_source(value, path), f"chat_template in {path}", tokenizer)
-        path = folder / TEMPLATE_FILE
-        if not path.exists():
-            raise TextUnavailable(f"{folder} has no chat template", f"{TEMPLATE_FILE} is missing")
-        return cls(_read_source(path), str(path), tokenizer)
+        config_path, template_path = folder / CONFIG_NAME, folder / TEMPLATE_NAME
+        config = read_json_object(config_path, _LIMIT_BYTES) if config_path.exists() else {}
+        variables = {}
+        for name in (f"{token}_token" for token in _NAMED_TOKENS):
+            value = config.get(name)
+            value = value.get("content") if isinstance(value, dict) else value
+            if isinstance(value, str):
+                variables[name] = value
+        if template_path.is_file():
+            return cls(_read_text(template_path), template_path, tokenizer, variables)
+        source = _configured_template(config.get("chat_template"))
+        if source is None:
+            raise TextUnavailable(
+                f"{folder} has no chat template",
+                f"neither {CONFIG_NAME} nor {TEMPLATE_NAME} holds one",
+            )
+        return cls(source, config_path, tokenizer, variables)
+
+    @property
+    def control_ids(self) -> frozenset[int]:
+        """Ids of tokens that steer the model: never made from message text, never shown."""
+        return self._control.ids
 
     def encode(
         self,
@@ -74,103 +72,105 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         limit_tokens: int | None = None,
     ) -> list[int]:
-        """Token ids of a conversation; a turn with ``ids`` contributes exactly these.
+        """Ids of a conversation. A turn with ids contributes exactly these.
 
-        Raises PromptTooLong for text that cannot fit ``limit_tokens``, without encoding it whole;
-        Usage when the template refuses the turns; InvalidUtf8.
+        Raises PromptTooLong, without encoding it all, for text that surely has more than
+        ``limit_tokens`` tokens; a result that is a little too long may be returned. Also Usage when
+        the template refuses the conversation, CheckpointDamaged when it fails, InvalidUtf8.
         """
-        if limit_tokens is not None:
-            # Before any copy of the text is made. Every template writes what the user said.
-            said = [turn.text for turn in turns if turn.role == "user" and turn.ids is None]
-            fewest = sum(fewest_tokens(self._tokenizer, text) for text in said)
-            if fewest > limit_tokens:
-                raise too_long(fewest, limit_tokens)
-        markers = Markers(self._strings)
         messages = [
             {
                 "role": turn.role,
-                "content": markers.protect(turn.text, "content")
-                if turn.ids is None
-                else markers.mark(turn.ids),
+                "content": turn.text if turn.ids is None else Generated(tuple(turn.ids)),
             }
             for turn in turns
         ]
-        return self._encode(
-            markers, messages, limit_tokens, {"add_generation_prompt": add_generation_prompt}
+        return self.encode_messages(
+            messages, limit_tokens=limit_tokens, add_generation_prompt=add_generation_prompt
         )
 
     def encode_messages(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[dict[str, Any]],
         *,
-        add_generation_prompt: bool = True,
+        tools: Sequence[dict[str, Any]] | None = None,
         limit_tokens: int | None = None,
         **variables: Any,
     ) -> list[int]:
-        """Token ids of messages as templates know them; ``variables`` are seen by the template.
+        """Ids of messages in the form that templates expect, with tools and template variables.
 
-        Raises as ``encode`` does.
+        Raises as encode() does.
         """
-        markers = Markers(self._strings)
+        values = {"documents": None, **variables, "messages": messages, "tools": tools}
         try:
-            protected = [markers.protect(message) for message in messages]
-            extra = {name: markers.protect(value, name) for name, value in variables.items()}
+            guard = TextGuard(values, self._control)
+            marked = guard.mark(values)
         except RecursionError:
             raise Usage("the messages cannot be used", "they are nested too deeply") from None
-        extra["add_generation_prompt"] = add_generation_prompt
-        return self._encode(markers, protected, limit_tokens, extra)
+        rendered = self._render(marked, guard)
+        if limit_tokens is not None:
+            pieces = guard.pieces(rendered)
+            refuse_if_too_long(self._tokenizer, self._control, pieces, len(rendered), limit_tokens)
+        ids: list[int] = []
+        for index, piece in enumerate(guard.pieces(rendered)):
+            ids += self._encode_piece(piece, is_first=index == 0)
+        return ids
 
-    def _encode(
-        self,
-        markers: Markers,
-        messages: Sequence[object],
-        limit_tokens: int | None,
-        variables: Mapping[str, object],
-    ) -> list[int]:
-        from moechat.text.sandbox import render
+    def _encode_piece(self, piece: Piece, is_first: bool) -> list[int]:
+        if isinstance(piece, Generated):
+            return list(piece.ids)
+        if isinstance(piece, Literal):
+            encode, text = self._control.encode_as_text, piece.text
+        else:
+            encode, text = self._control.encode, piece
+        if not is_first:
+            # Some tokenizers put a space before the first word of a text: encode behind a newline
+            # and drop its ids again.
+            newline = encode("\n")
+            ids = encode("\n" + text)
+            if ids[: len(newline)] == newline:
+                return ids[len(newline) :]
+        return encode(text)
 
-        context = {"tools": None, **self._named_tokens, **variables, "messages": messages}
-        prompt = render(self._template, context, self._name, markers.reveal)
-        return encode_pieces(self._tokenizer, lambda: markers.pieces(prompt), limit_tokens)
+    def _render(self, values: dict[str, Any], guard: TextGuard) -> str:
+        try:
+            return self._template.render({**self._variables, **values})
+        except TemplateRefusal as refusal:
+            why = guard.without_marks(str(refusal))
+            raise Usage("the model's chat template refuses this conversation", why) from None
+        except Exception as error:  # whatever the template's code runs into
+            why = guard.without_marks(f"{type(error).__name__}: {error}")
+            raise self._damaged("fails", why) from None
+
+    def _compile(self, source: str) -> jinja2.Template:
+        try:
+            return compile_template(source)
+        except Exception as error:  # a syntax error, a recursion limit, a bad escape
+            line = getattr(error, "lineno", None)
+            where = f" (line {line})" if line else ""
+            raise self._damaged("cannot be read", f"{error}{where}") from None
+
+    def _damaged(self, what: str, why: str) -> CheckpointDamaged:
+        return CheckpointDamaged(f"the chat template in {self._origin} {what}", why)
 
 
-def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """bos_token and the like, as templates name them."""
-    tokens: dict[str, str] = {}
-    for name in _NAMED_TOKENS:
-        value = config.get(name)
-        content = value.get("content") if isinstance(value, dict) else value
-        if isinstance(content, str):
-            tokens[name] = content
-    return tokens
+def _configured_template(value: Any) -> str | None:
+    """The template in tokenizer_config.json: a string, or the default of several named ones."""
+    if isinstance(value, list):
+        named = {entry.get("name"): entry for entry in value if isinstance(entry, dict)}
+        value = named.get("default", {}).get("template")
+    return value if isinstance(value, str) else None
 
 
-def _chosen_source(value: object, path: Path) -> str:
-    """The template, or the one named "default" of several."""
-    if isinstance(value, str):
-        return value
-    for entry in value if isinstance(value, list) else []:
-        if isinstance(entry, dict) and entry.get("name") == "default":
-            source = entry.get("template")
-            if isinstance(source, str):
-                return source
-    raise CheckpointDamaged(
-        f"{path} cannot be used", 'chat_template is neither a text nor a list with a "default"'
-    )
-
-
-def _read_source(path: Path) -> str:
-    what = f"{path} cannot be used"
-    if not path.is_file():
-        raise CheckpointDamaged(what, "it is not a file")
+def _read_text(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            source = file.read(_TEMPLATE_LIMIT_BYTES + 1)
+            content = file.read(_LIMIT_BYTES + 1)
+        if len(content) <= _LIMIT_BYTES:
+            return content.decode("utf-8")
+        why = f"it is larger than {_LIMIT_BYTES} bytes"
     except OSError as error:
-        raise CheckpointDamaged(what, f"it cannot be read ({error.strerror})") from None
-    if len(source) > _TEMPLATE_LIMIT_BYTES:
-        raise CheckpointDamaged(what, f"it is larger than {_TEMPLATE_LIMIT_BYTES} bytes")
-    try:
-        return source.decode("utf-8")
+        why = f"it cannot be read ({error.strerror})"
     except UnicodeDecodeError:
-        raise CheckpointDamaged(what, "it is not UTF-8", "Download it again") from None
+        why = "it is not UTF-8"
+    raise CheckpointDamaged(f"{path} cannot be used", why, "Download it again")

@@ -1,4 +1,4 @@
-"""Token ids of one answer become text, whole characters only."""
+"""Token ids become text one by one, in whole characters."""
 
 from __future__ import annotations
 
@@ -6,50 +6,87 @@ import codecs
 
 from moechat.text.tokenizer import Tokenizer
 
-# A character has at most four bytes; after so many ids without an end the bytes are no UTF-8.
-_WINDOW_IDS = 16
+_REPLACEMENT = "\ufffd"
+_MAX_WINDOW = 16  # ids that wait for the end of a character; it has at most four bytes
 
 
 class Detokenizer:
-    """Incremental decoding of one answer. Every push costs the same, however long it is.
+    """The text of one answer. Every push costs the same, however long the answer is.
 
-    Special tokens and ids in ``hidden`` give no text.
+    Ids in ``hidden``, and special tokens unless ``skip_special`` is false, give no text.
     """
 
-    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int] = frozenset()) -> None:
-        self._tokenizer = tokenizer
-        self._hidden = hidden | tokenizer.special_ids
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        # Only for tokenizers that are not byte-level: ids whose text is known, then ids whose
-        # text is not certain yet; the former are context for the latter.
-        self._context: list[int] = []
-        self._pending: list[int] = []
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        hidden: frozenset[int] = frozenset(),
+        skip_special: bool = True,
+    ) -> None:
+        self._hidden = hidden | tokenizer.special_ids if skip_special else hidden
+        self._decoder = _ByteLevel(tokenizer) if tokenizer.is_byte_level else _Window(tokenizer)
 
     def push(self, token_id: int) -> str:
-        """All characters that this id completes; no U+FFFD before it is certain."""
-        if token_id in self._hidden:
-            return ""
-        if self._tokenizer.byte_level:
-            return self._utf8.decode(self._tokenizer.token_bytes(token_id))
-        self._pending.append(token_id)
-        text = self._pending_text()
-        if text.endswith("\ufffd") and len(self._pending) < _WINDOW_IDS:
-            return ""
-        self._settle()
-        return text
+        """The characters that this id completed; "" while one is incomplete."""
+        return "" if token_id in self._hidden else self._decoder.push(token_id)
 
     def flush(self) -> str:
-        """What remains when the answer ends: U+FFFD for half a character."""
-        if self._tokenizer.byte_level:
-            return self._utf8.decode(b"", final=True)
-        text = self._pending_text()
-        self._settle()
-        return text
+        """What is left at the end: U+FFFD for a cut character."""
+        return self._decoder.flush()
 
-    def _pending_text(self) -> str:
-        before = self._tokenizer.decode(self._context)
-        return self._tokenizer.decode([*self._context, *self._pending])[len(before) :]
 
-    def _settle(self) -> None:
-        if self._pending:
-            self._context, self._pending = self._pending, []
+class _ByteLevel:
+    """Tokens are bytes in the GPT-2 alphabet: bytes that are printable stand for themselves."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._added = set(tokenizer.added_tokens.values())
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        token = self._tokenizer.token(token_id) or ""  # ids beyond the vocabulary have no text
+        if token_id not in self._added:
+            try:
+                return self._utf8.decode(bytes([_BYTE_OF[character] for character in token]))
+            except KeyError:  # not in that alphabet: the library, too, takes it as it is spelled
+                pass
+        return self._utf8.decode(token.encode())
+
+    def flush(self) -> str:
+        return self._utf8.decode(b"", final=True)
+
+
+class _Window:
+    """Any other decoder: the library decodes the last few ids, with and without the new ones."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []  # those shown last, then those not yet shown
+        self._num_shown = 0
+
+    def push(self, token_id: int) -> str:
+        self._ids.append(token_id)
+        text = self._tokenizer.decode(self._ids, skip_special=False)
+        num_waiting = len(self._ids) - self._num_shown
+        if text.endswith(_REPLACEMENT) and num_waiting < _MAX_WINDOW:
+            return ""
+        return self._show(text)
+
+    def flush(self) -> str:
+        return self._show(self._tokenizer.decode(self._ids, skip_special=False))
+
+    def _show(self, text: str) -> str:
+        before = self._tokenizer.decode(self._ids[: self._num_shown], skip_special=False)
+        self._ids = self._ids[self._num_shown :]
+        self._num_shown = len(self._ids)
+        return text[len(before) :]
+
+
+def _byte_of() -> dict[str, int]:
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in printable]
+    table = {chr(byte): byte for byte in printable}
+    return table | {chr(0x100 + index): byte for index, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_of()

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moechat.errors import CheckpointDamaged, ModelNotFound
-from moechat.models.json_file import read_json_object
+from moechat.json_file import read_json_object
 from moechat.weights.safetensors_header import TensorSpan, quoted, read_header
 
 INDEX_NAME = "model.safetensors.index.json"

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moechat.errors import CheckpointDamaged
-from moechat.models.json_file import foreign_content, parse_json_object
+from moechat.json_file import foreign_content, parse_json_object
 
 ELEMENT_BYTES = {
     "BOOL": 1,

@@ -16,13 +16,14 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "moechat"
 # Each layer may import only layers after it, and itself.
 LAYERS = [
-    ["cli", "__main__"],
+    ["__main__"],
+    ["cli"],
     ["terminal", "batch"],
     ["engine"],
     ["prefill", "decode"],
     ["kv", "weights", "sample"],
     ["models", "text", "registry"],
-    ["folders"],
+    ["folders", "json_file"],
     ["messages", "events"],
     ["errors"],
 ]

@@ -54,7 +54,7 @@ def test_help_is_plain_text_on_stdout(moechat, arguments):
     [
         (("run", "--nope"), "--nope"),
         (("run", "--temperatur", "1"), "--temperature"),
-        (("run", "mini", "a", "b"), "b"),
+        (("run", "mini", "What", "is"), "needs quotes"),
         (("run", "--seed"), "--seed"),
         (("rum",), "rum"),
         (("mini",), "mini"),

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import lzma
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,35 +13,51 @@ import moechat
 from moechat.text.chat_template import ChatTemplate
 from moechat.text.tokenizer import Tokenizer
 
-FIXTURES = Path(__file__).parents[2] / "fixtures" / "deepseek_v3"
+FIXTURE = Path(__file__).parents[2] / "fixtures" / "deepseek_v3"
 MINI = Path(moechat.__file__).parent / "data" / "mini"
 
 
 @pytest.fixture(scope="session")
-def deepseek_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def cases() -> dict[str, Any]:
+    return json.loads((FIXTURE / "chat.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder with DeepSeek-V3's tokenizer and template."""
     folder = tmp_path_factory.mktemp("deepseek_v3")
-    packed = (FIXTURES / "tokenizer.json.xz").read_bytes()
-    (folder / "tokenizer.json").write_bytes(lzma.decompress(packed))
-    shutil.copy(FIXTURES / "tokenizer_config.json", folder)
+    with lzma.open(FIXTURE / "tokenizer.json.xz") as packed:
+        (folder / "tokenizer.json").write_bytes(packed.read())
+    shutil.copy(FIXTURE / "tokenizer_config.json", folder)
     return folder
 
 
 @pytest.fixture(scope="session")
-def deepseek(deepseek_folder: Path) -> Tokenizer:
-    return Tokenizer.open(deepseek_folder)
+def tokenizer(folder: Path) -> Tokenizer:
+    return Tokenizer.open(folder)
 
 
 @pytest.fixture(scope="session")
-def template(deepseek_folder: Path, deepseek: Tokenizer) -> ChatTemplate:
-    return ChatTemplate.open(deepseek_folder, deepseek)
+def template(folder: Path, tokenizer: Tokenizer) -> ChatTemplate:
+    return ChatTemplate.open(folder, tokenizer)
 
 
 @pytest.fixture(scope="session")
-def expected() -> dict[str, Any]:
-    cases: dict[str, Any] = json.loads((FIXTURES / "chat.json").read_text())
-    return cases
-
-
-@pytest.fixture(scope="session")
-def mini() -> Tokenizer:
+def mini_tokenizer() -> Tokenizer:
     return Tokenizer.open(MINI)
+
+
+@pytest.fixture(scope="session")
+def mini_template(mini_tokenizer: Tokenizer) -> ChatTemplate:
+    return ChatTemplate.open(MINI, mini_tokenizer)
+
+
+@pytest.fixture
+def make_template(tmp_path: Path, tokenizer: Tokenizer) -> Callable[[str], ChatTemplate]:
+    """Opens a template text with DeepSeek-V3's tokenizer."""
+
+    def make(source: str) -> ChatTemplate:
+        (tmp_path / "chat_template.jinja").write_text(source, encoding="utf-8")
+        return ChatTemplate.open(tmp_path, tokenizer)
+
+    return make

@@ -1,62 +1,116 @@
 from __future__ import annotations
 
-import json
+import random
 from pathlib import Path
 from typing import Any
 
+import pytest
+import tokenizers
+from tokenizers import decoders, models
+
+from moechat.text.chat_template import ChatTemplate
 from moechat.text.detokenizer import Detokenizer
 from moechat.text.tokenizer import Tokenizer
 
 
-def test_fixture_streams(deepseek: Tokenizer, expected: dict[str, Any]) -> None:
-    cases = [case for case in expected["stream"] if case["skip_special_tokens"]]
-    assert len(cases) > 20
-    for case in cases:
-        detokenizer = Detokenizer(deepseek)
+def joined(detokenizer: Detokenizer, ids: list[int]) -> str:
+    return "".join([detokenizer.push(token_id) for token_id in ids]) + detokenizer.flush()
+
+
+def test_recorded_streams(tokenizer: Tokenizer, cases: dict[str, Any]) -> None:
+    assert len(cases["stream"]) == 29
+    for case in cases["stream"]:
+        detokenizer = Detokenizer(tokenizer, skip_special=case["skip_special_tokens"])
         increments = [detokenizer.push(token_id) for token_id in case["ids"]]
-        rest = detokenizer.flush()
-        assert "".join(increments) + rest == case["text"], case["name"]
+        tail = detokenizer.flush()
+        assert "".join(increments) + tail == case["text"], case["name"]
         if not case["name"].endswith("/not-utf8"):
-            assert (increments, rest) == (case["increments"], case["flush"]), case["name"]
+            assert (increments, tail) == (case["increments"], case["flush"]), case["name"]
 
 
-def test_hidden_and_unknown_ids_give_no_text(deepseek: Tokenizer) -> None:
-    user = deepseek.added_tokens["<｜User｜>"]
-    assert Detokenizer(deepseek).push(user) == "<｜User｜>"  # not flagged special
-    assert Detokenizer(deepseek, hidden=frozenset({user})).push(user) == ""
-    assert Detokenizer(deepseek).push(deepseek.vocab_size + 5) == ""
+def test_random_ids_join_to_the_library_decode(tokenizer: Tokenizer) -> None:
+    draw = random.Random(2)
+    byte_ids = [id_ for id_ in range(3, 800) if len(tokenizer.token(id_) or "") == 1]
+    assert len(byte_ids) > 200  # so that most sequences are no UTF-8
+    for _ in range(2000):
+        ids = [
+            draw.choice(byte_ids) if draw.random() < 0.7 else draw.randrange(129_300)
+            for _ in range(draw.randint(0, 12))
+        ]
+        for skip in True, False:
+            assert joined(Detokenizer(tokenizer, skip_special=skip), ids) == tokenizer.decode(
+                ids, skip_special=skip
+            ), ids
 
 
-def test_hidden_id_inside_a_character(deepseek: Tokenizer) -> None:
-    first, second = (deepseek.token_id(character) for character in "Ãł")
-    assert first is not None and second is not None
-    detokenizer = Detokenizer(deepseek)
-    assert [detokenizer.push(i) for i in (first, 1, second)] == ["", "", "à"]
-
-
-def test_decoder_that_is_not_byte_level(tmp_path: Path) -> None:
-    vocab = {"<unk>": 0, "▁Hi": 1, "▁you": 2} | {f"<0x{b:02X}>": 3 + b for b in range(256)}
-    (tmp_path / "tokenizer_config.json").write_text("{}")
-    (tmp_path / "tokenizer.json").write_text(
-        json.dumps(
-            {
-                "version": "1.0",
-                "added_tokens": [{"id": 0, "content": "<unk>", "special": True}],
-                "decoder": {
-                    "type": "Sequence",
-                    "decoders": [
-                        {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
-                        {"type": "ByteFallback"},
-                        {"type": "Fuse"},
-                        {"type": "Strip", "content": " ", "start": 1, "stop": 0},
-                    ],
-                },
-                "model": {"type": "BPE", "vocab": vocab, "merges": [], "byte_fallback": True},
-            }
-        )
+def test_control_tokens_are_never_printed(tokenizer: Tokenizer, template: ChatTemplate) -> None:
+    detokenizer = Detokenizer(tokenizer, hidden=template.control_ids)
+    ids = tokenizer.encode_with_added_tokens(
+        "a<｜tool▁calls▁begin｜>b<｜User｜>c<｜fim▁hole｜>d<|EOT|>"
     )
-    detokenizer = Detokenizer(Tokenizer.open(tmp_path))
-    emoji = [3 + byte for byte in "👍".encode()]
-    texts = [detokenizer.push(i) for i in (1, 0, 2, *emoji, 2, *emoji[:2])]
-    assert texts == ["Hi", "", " you", "", "", "", "👍", " you", "", ""]
-    assert set(detokenizer.flush()) == {"\ufffd"}
+    assert joined(detokenizer, ids) == "abcd"
+
+
+def test_a_control_token_does_not_part_a_character(
+    tokenizer: Tokenizer, template: ChatTemplate
+) -> None:
+    first, second = tokenizer.token_id("Ã"), tokenizer.token_id("©")
+    assert first is not None and second is not None
+    detokenizer = Detokenizer(tokenizer, hidden=template.control_ids)
+    assert [detokenizer.push(id_) for id_ in (first, 128803, second)] == ["", "", "é"]
+
+
+@pytest.fixture(scope="module")
+def byte_fallback(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """SentencePiece style: `▁` for a space, bytes as `<0xNN>`, the first space dropped."""
+    names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "▁a", "é", "▁word"]
+    library = tokenizers.Tokenizer(
+        models.BPE({name: id_ for id_, name in enumerate(names)}, [], byte_fallback=True)
+    )
+    library.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    folder: Path = tmp_path_factory.mktemp("byte_fallback")
+    library.save(str(folder / "tokenizer.json"))
+    return Tokenizer.open(folder)
+
+
+def test_other_decoders_join_to_the_library_decode(byte_fallback: Tokenizer) -> None:
+    assert not byte_fallback.is_byte_level
+    draw = random.Random(3)
+    for _ in range(500):
+        text = "".join(draw.choices(["a", " a", "é", " word", " ", "🙂", "龘"], k=12))
+        ids: list[int] = []
+        for character in text.replace(" ", "▁"):
+            known = byte_fallback.token_id(character)
+            ids += (
+                [1 + byte for byte in character.encode()]
+                if known is None or draw.random() < 0.3
+                else [known]
+            )
+        detokenizer = Detokenizer(byte_fallback)
+        increments = [detokenizer.push(token_id) for token_id in ids]
+        assert "\ufffd" not in "".join(increments)
+        assert "".join(increments) + detokenizer.flush() == byte_fallback.decode(ids)
+
+
+def test_other_decoders_flush_a_cut_character(byte_fallback: Tokenizer) -> None:
+    detokenizer = Detokenizer(byte_fallback)
+    increments = [detokenizer.push(1 + byte) for byte in "🙂".encode()[:3]]
+    assert increments == ["", "", ""]
+    assert detokenizer.flush() == "\ufffd" * 3
+    assert detokenizer.flush() == ""
+
+
+def test_other_decoders_keep_a_short_window(byte_fallback: Tokenizer) -> None:
+    detokenizer = Detokenizer(byte_fallback)
+    longest = 0
+    for _ in range(500):  # nothing but stray bytes: never a whole character
+        detokenizer.push(1 + 0x80)
+        longest = max(longest, len(detokenizer._decoder._ids))  # type: ignore[union-attr]
+    assert longest <= 32

@@ -1,92 +1,126 @@
 from __future__ import annotations
 
 import json
-import shutil
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
-from moechat.errors import CheckpointDamaged, InvalidUtf8, TextUnavailable
+from moechat.errors import CheckpointDamaged, InvalidUtf8, TextUnavailable, Usage
+from moechat.text import tokenizer as tokenizer_module
 from moechat.text.tokenizer import Tokenizer
 
 
-def test_fixture_texts(deepseek: Tokenizer, expected: dict[str, Any]) -> None:
-    for case in expected["encode"]:
-        if case["name"].startswith("special_"):
-            assert set(deepseek.encode(case["text"])).isdisjoint(deepseek.added_tokens.values())
-        else:
-            assert deepseek.encode(case["text"]) == case["ids"], case["name"]
-        assert deepseek.decode(case["ids"], skip_special=False) == case["decoded"], case["name"]
+def test_encodings_of_the_library(tokenizer: Tokenizer, cases: dict[str, Any]) -> None:
+    for case in cases["encode"]:
+        assert tokenizer.encode_with_added_tokens(case["text"]) == case["ids"], case["name"]
+        assert tokenizer.decode(case["ids"], skip_special=False) == case["decoded"], case["name"]
 
 
-def test_no_added_token_from_plain_text(deepseek: Tokenizer, mini: Tokenizer) -> None:
-    for tokenizer in (deepseek, mini):
-        for content, token_id in tokenizer.added_tokens.items():
-            ids = tokenizer.encode(content)
-            assert token_id not in ids
-            assert tokenizer.decode(ids) == content
+def test_plain_text_gives_no_added_token(tokenizer: Tokenizer) -> None:
+    added = set(tokenizer.added_tokens.values())
+    for content in tokenizer.added_tokens:
+        ids = tokenizer.encode(f"a {content} b")
+        assert added.isdisjoint(ids), content
+        assert tokenizer.decode(ids) == f"a {content} b"
 
 
-def test_whole_word_lookup_does_not_reach_added_tokens(tmp_path: Path) -> None:
-    """ignore_merges takes a whole word from the vocabulary, added tokens' names included."""
-    vocab = {c: i for i, c in enumerate("<|EOT>")} | {"<|EOT|>": 6}
-    model = {"type": "BPE", "vocab": vocab, "merges": [], "ignore_merges": True}
-    added = [{"id": 6, "content": "<|EOT|>", "special": True}]
-    document = {"version": "1.0", "added_tokens": added, "model": model}
-    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
-    (tmp_path / "tokenizer_config.json").write_text("{}")
-    assert Tokenizer.open(tmp_path).encode("<|EOT|>") == [0, 1, 2, 3, 4, 1, 5]
+def test_what_it_says_of_its_vocabulary(tokenizer: Tokenizer) -> None:
+    assert tokenizer.vocab_size == 128815
+    assert tokenizer.added_tokens["<｜User｜>"] == tokenizer.token_id("<｜User｜>") == 128803
+    assert tokenizer.token_id("no such token") is None
+    assert 1 in tokenizer.special_ids
+    assert 128803 not in tokenizer.special_ids
+    assert tokenizer.decode([1, 128803]) == "<｜User｜>"
 
 
-def test_special_tokens_are_skipped_on_demand(deepseek: Tokenizer) -> None:
-    ids = [0, *deepseek.encode("hi"), 1]
-    assert deepseek.decode(ids) == "hi"
-    assert deepseek.decode(ids, skip_special=False).startswith("<｜begin▁of▁sentence｜>hi")
+def test_settings_of_training_time_do_not_cut_or_pad(folder: Path, tmp_path: Path) -> None:
+    library = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    library.enable_truncation(4)
+    library.enable_padding(length=9)
+    library.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.open(tmp_path)
+    assert len(tokenizer.encode_with_added_tokens("one two three four five six")) == 6
+    assert len(tokenizer.encode_with_added_tokens("one")) == 1
 
 
-def test_sizes(deepseek: Tokenizer, mini: Tokenizer) -> None:
-    assert (deepseek.vocab_size, mini.vocab_size) == (128815, 8192)
-    assert deepseek.longest_token_bytes == 128
-    assert mini.token_id("<｜User｜>") == 3
-    assert mini.token_id("no such token") is None
+def test_lone_surrogates_are_an_error(tokenizer: Tokenizer) -> None:
+    for encode in tokenizer.encode, tokenizer.encode_with_added_tokens:
+        with pytest.raises(InvalidUtf8, match="0xd83d, at character 2"):
+            encode("é \ud83d")
 
 
-def test_lone_surrogate(mini: Tokenizer) -> None:
-    with pytest.raises(InvalidUtf8):
-        mini.encode("a\ud800b")
-
-
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
-def test_missing_file(tmp_path: Path, name: str) -> None:
-    for other in {"tokenizer.json", "tokenizer_config.json"} - {name}:
-        (tmp_path / other).write_text("{}")
-    with pytest.raises(TextUnavailable, match=name):
+def test_a_folder_without_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(TextUnavailable, match=r"no tokenizer\.json"):
+        Tokenizer.open(tmp_path)
+    os.mkfifo(tmp_path / "tokenizer.json")  # would block when opened
+    with pytest.raises(TextUnavailable):
         Tokenizer.open(tmp_path)
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("content", "why"),
     [
-        "",
-        "version https://git-lfs.github.com/spec/v1\n",
-        "{}",
-        '{"model": 3}',
-        '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["x y"]}}',
-        '{"added_tokens": [{"id": -1, "content": "x"}], "model": {}}',
-        '{"added_tokens": {}, "model": {}}',
+        (b"", "EOF"),
+        (b"{}", "Model missing"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "git-lfs"),
+        (b"\xff\xfe{", "UTF-8"),
+        (b'{"version": "1.0", "added_tokens": [{"id": -1}]}', "line 1"),
     ],
 )
-def test_damaged_file_is_named(tmp_path: Path, text: str) -> None:
-    (tmp_path / "tokenizer.json").write_text(text)
-    (tmp_path / "tokenizer_config.json").write_text("{}")
-    with pytest.raises(CheckpointDamaged, match=r"tokenizer\.json"):
+def test_a_damaged_tokenizer(tmp_path: Path, content: bytes, why: str) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(CheckpointDamaged, match=why) as caught:
         Tokenizer.open(tmp_path)
+    assert str(tmp_path / "tokenizer.json") in caught.value.what
 
 
-def test_truncated_file_is_named(tmp_path: Path, deepseek_folder: Path) -> None:
-    shutil.copy(deepseek_folder / "tokenizer_config.json", tmp_path)
-    whole = (deepseek_folder / "tokenizer.json").read_bytes()
-    (tmp_path / "tokenizer.json").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(CheckpointDamaged, match=r"tokenizer\.json"):
-        Tokenizer.open(tmp_path)
+def test_a_panic_of_the_library_is_an_error() -> None:
+    class PanicException(BaseException):
+        """As the library's own, which derives from BaseException too."""
+
+    class Library:
+        def encode(self, *_: object, **__: object) -> None:
+            raise PanicException("retry-limit-in-match over")
+
+    with pytest.raises(Usage, match="retry-limit"):
+        tokenizer_module._encode(Library(), "text")  # type: ignore[arg-type]
+
+
+def test_importing_is_light_and_forking_is_silent(folder: Path) -> None:
+    code = """
+import os, sys
+from pathlib import Path
+from moechat.text.chat_template import ChatTemplate
+from moechat.text.tokenizer import Tokenizer
+assert not {"tokenizers", "jinja2", "torch"} & set(sys.modules)
+tokenizer = Tokenizer.open(Path(sys.argv[1]))
+tokenizer.encode("before the fork " * 1000)
+if os.fork() == 0:
+    os._exit(len(tokenizer.encode("after it")))
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 2
+"""
+    environment = {k: v for k, v in os.environ.items() if k != "TOKENIZERS_PARALLELISM"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_bound_on_token_length_only_where_there_is_one(
+    tokenizer: Tokenizer, tmp_path: Path, folder: Path
+) -> None:
+    bound = tokenizer.longest_token_bytes
+    assert bound is not None and bound >= len(" " * 128)
+    content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    content["normalizer"] = {"type": "NFC"}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    assert Tokenizer.open(tmp_path).longest_token_bytes is None

@@ -1,7 +1,7 @@
 import pytest
 
 from moechat.errors import CheckpointDamaged
-from moechat.models.json_file import foreign_content, parse_json_object, read_json_object
+from moechat.json_file import foreign_content, parse_json_object, read_json_object
 
 
 def test_an_object_is_read(tmp_path):
