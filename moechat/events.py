@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Literal
 
 FinishReason = Literal["stop", "length", "context", "cancelled"]
 
@@ -31,16 +31,16 @@ class TurnStats:
         return self.decode_tokens / self.decode_seconds if self.decode_seconds else 0.0
 
 
+@dataclass(frozen=True, kw_only=True)
 class Event:
     """Base: ``token_id`` and ``finish_reason`` are None unless the event carries them."""
 
-    __slots__ = ()
-    token_id: int | None
-    finish_reason: FinishReason | None
-    text: str  # answer text that became certain with this event
+    token_id: int | None = None
+    finish_reason: FinishReason | None = None
+    text: str = ""  # answer text that became certain with this event
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PrefillProgress(Event):
     """Prefill advanced by one layer."""
 
@@ -48,9 +48,6 @@ class PrefillProgress(Event):
     num_layers: int
     tokens: int  # tokens being prefilled
     seconds: float  # since the prefill began
-    token_id: ClassVar[None] = None
-    finish_reason: ClassVar[None] = None
-    text: ClassVar[str] = ""
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,6 @@ class Token(Event):
 
     token_id: int
     text: str = ""
-    finish_reason: ClassVar[None] = None
 
 
 @dataclass(frozen=True)
@@ -69,4 +65,3 @@ class Finished(Event):
     finish_reason: FinishReason
     text: str = ""
     stats: TurnStats = field(default_factory=TurnStats)
-    token_id: ClassVar[None] = None

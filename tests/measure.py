@@ -34,7 +34,9 @@ def start() -> None:
     for _ in range(11):
         began = time.perf_counter()
         command = [*MOECHAT, "run", "mini", "--temperature", "0", QUESTION]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as process:
             assert process.stdout is not None
             process.stdout.read(1)
             seconds.append(time.perf_counter() - began)
@@ -45,7 +47,9 @@ def start() -> None:
         "try: main()\nexcept SystemExit: pass\n"
         "print([m for m in ('torch', 'rich', 'prompt_toolkit') if m in sys.modules], file=sys.stderr)"
     )
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     print("heavy modules imported by a one-shot answer:", output.stderr.strip().splitlines()[-1])
 
 
@@ -159,7 +163,11 @@ def busy() -> None:
             alone = rate()
             loops = [
                 subprocess.Popen(
-                    [sys.executable, "-c", f"import os\nos.sched_setaffinity(0, [{cpu}])\nwhile 1: pass"]
+                    [
+                        sys.executable,
+                        "-c",
+                        f"import os\nos.sched_setaffinity(0, [{cpu}])\nwhile 1: pass",
+                    ]
                 )
                 for cpu in cpus
             ]

@@ -70,16 +70,25 @@ def run_batch(
             if interruption.requested:
                 outcome.interrupted = True
                 break
-            if result is not None:
-                sink.write(encode_result({"index": index, **result}))
-                sink.flush()
-                outcome.num_results += 1
-                outcome.num_failed += "error" in result
-            outcome.next_line = index + 1
+            # Nothing raises in here, so that what is written and what is counted agree.
+            with interruption.cancels(_nothing):
+                if result is not None:
+                    sink.write(encode_result({"index": index, **result}))
+                    sink.flush()
+                    outcome.num_results += 1
+                    outcome.num_failed += "error" in result
+                outcome.next_line = index + 1
+            if interruption.requested:
+                outcome.interrupted = True
+                break
     except KeyboardInterrupt:
         # Only outside `cancels`: while waiting for a line, or between two.
         outcome.interrupted = True
     return outcome
+
+
+def _nothing() -> None:
+    """A request to stop that the loop itself will notice."""
 
 
 def _answer(

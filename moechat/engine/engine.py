@@ -115,7 +115,9 @@ class Engine:
         if config.get("do_sample") is False:
             return SamplingParams(temperature=0.0)
         names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-        return SamplingParams(**{name: config[name] for name in names if config.get(name) is not None})
+        return SamplingParams(
+            **{name: config[name] for name in names if config.get(name) is not None}
+        )
 
     def session(self) -> Session:
         """A new, empty talk."""

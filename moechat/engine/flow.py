@@ -142,7 +142,9 @@ def start_generate(engine: Engine, session: Session, request: GenerateRequest) -
 
     start = DecodeStart(
         cache=session.cache,
-        sampler=make_sampler(request.params, seed, session.timeline.vocab_size, session.timeline.ids),
+        sampler=make_sampler(
+            request.params, seed, session.timeline.vocab_size, session.timeline.ids
+        ),
         queue=queue,
         cancel=handle.cancel_flag,
         token=pending[-1],
@@ -153,9 +155,7 @@ def start_generate(engine: Engine, session: Session, request: GenerateRequest) -
     )
     stats = TurnStats(new_prompt_tokens=len(pending), cached_prompt_tokens=cached, seed=seed)
     _prefill(engine, session, handle, pending[:-1], start)
-    handle.start(
-        _generate_events(session, handle, answer, queue, stats, submitted_seconds)
-    )
+    handle.start(_generate_events(session, handle, answer, queue, stats, submitted_seconds))
     return handle
 
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from moechat import _native
 from moechat.errors import from_native
-from moechat.models.architectures import BoundTensor, bind_tensors, load_spec
-from moechat.models.spec import ModelSpec
+from moechat.models.architectures import bind_tensors, load_spec
+from moechat.models.spec import BoundTensor, ModelSpec
 from moechat.weights.mapped import Checkpoint
 
 

@@ -92,4 +92,3 @@ def as_moechat_error(error: Exception) -> Exception:
     if isinstance(error, _native.NativeError):
         return from_native(*error.args)
     return error
-

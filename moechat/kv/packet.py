@@ -68,10 +68,10 @@ def checksum(packet: KVPacket) -> int:
     header = (packet.version, packet.session, packet.epoch, packet.layer)
     crc = zlib.crc32(np.array(header, np.int64).tobytes())
     for array in (packet.positions, packet.tiers):
-        crc = zlib.crc32(np.ascontiguousarray(array), crc)
+        crc = zlib.crc32(np.ascontiguousarray(array).data, crc)
     for part in (packet.payload, packet.scales):
         for tier in sorted(part):
-            crc = zlib.crc32(np.ascontiguousarray(part[tier]), zlib.crc32(bytes([tier]), crc))
+            crc = zlib.crc32(np.ascontiguousarray(part[tier]).data, zlib.crc32(bytes([tier]), crc))
     return crc
 
 

@@ -30,7 +30,9 @@ class Timeline:
     def rewind(self, num_tokens: int) -> None:
         """Keep the first ``num_tokens`` ids; ValueError when there are fewer."""
         if not 0 <= num_tokens <= len(self.ids):
-            raise ValueError(f"cannot rewind to {num_tokens}: the timeline has {len(self.ids)} tokens")
+            raise ValueError(
+                f"cannot rewind to {num_tokens}: the timeline has {len(self.ids)} tokens"
+            )
         del self.ids[num_tokens:]
 
     def common_prefix(self, ids: Sequence[int]) -> int:

@@ -15,18 +15,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Command:
-    """One slash command. ``argument`` is "" (none), "NAME" (needed) or "[NAME]" (optional).
+    """One slash command. ``argument`` is "" (none) or "[NAME]" (optional).
 
-    ``action(chat, argument)`` returns an exit code to leave the chat, else None.
+    One that ``needs_turns`` is valid only in a talk that has begun. ``action(chat, argument)``
+    returns an exit code to leave the chat, else None.
     """
 
     name: str
     argument: str
     help: str
     action: Callable[[Chat, str], int | None]
+    needs_turns: bool = False
+
+    def is_valid(self, chat: Chat) -> bool:
+        """Whether it can be given now."""
+        return not self.needs_turns or bool(chat.conversation.turns)
 
 
-def parse_command(line: str) -> tuple[Command, str]:
+def valid_commands(chat: Chat) -> list[tuple[str, str]]:
+    """Names and help of what can be given now."""
+    return [(command.name, command.help) for command in COMMANDS if command.is_valid(chat)]
+
+
+def parse_command(line: str, chat: Chat) -> tuple[Command, str]:
     """The command and argument of a line that starts with a slash. Raises Usage."""
     name, *rest = line.split(maxsplit=1)
     argument = rest[0].rstrip() if rest else ""
@@ -38,6 +49,8 @@ def parse_command(line: str) -> tuple[Command, str]:
         )
     if argument and not command.argument:
         raise Usage(f"{name} takes no argument")
+    if not command.is_valid(chat):
+        raise Usage(f"{name} needs a message first", "the talk is empty")
     return command, argument
 
 
@@ -93,8 +106,7 @@ def _regen(chat: Chat, argument: str) -> None:
 
 
 def _undo(chat: Chat, argument: str) -> None:
-    if not chat.conversation.undo():
-        raise Usage("there is nothing to undo")
+    chat.conversation.undo()
     chat.say("[the last message and its answer are forgotten]")
 
 
@@ -105,6 +117,6 @@ COMMANDS = (
     Command("/system", "[TEXT]", "show or set the system text; none removes it", _system),
     Command("/set", "[NAME VALUE]", "change a sampling value; alone: show all", _set),
     Command("/stats", "", "counters of the last answer and of the context", _stats),
-    Command("/regen", "", "answer the last message again", _regen),
-    Command("/undo", "", "forget the last message and its answer", _undo),
+    Command("/regen", "", "answer the last message again", _regen, needs_turns=True),
+    Command("/undo", "", "forget the last message and its answer", _undo, needs_turns=True),
 )

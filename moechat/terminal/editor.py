@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,15 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Editor:
-    """Reads messages. ``history_path`` None keeps what was typed in memory only."""
+    """Reads messages.
 
-    def __init__(self, commands: Sequence[tuple[str, str]], history_path: Path | None) -> None:
+    ``commands`` tells which commands to complete, as names with a help text. ``history_path`` None
+    keeps what was typed in memory only.
+    """
+
+    def __init__(
+        self, commands: Callable[[], Iterable[tuple[str, str]]], history_path: Path | None
+    ) -> None:
         from prompt_toolkit import PromptSession
 
         self._session: Any = PromptSession(
@@ -115,7 +121,7 @@ def _history(path: Path | None) -> Any:
     return SafeHistory(str(history_file))
 
 
-def _completer(commands: Sequence[tuple[str, str]]) -> Any:
+def _completer(commands: Callable[[], Iterable[tuple[str, str]]]) -> Any:
     from prompt_toolkit.completion import Completer, Completion
 
     class Commands(Completer):
@@ -124,7 +130,7 @@ def _completer(commands: Sequence[tuple[str, str]]) -> Any:
         def get_completions(self, document: Any, complete_event: Any) -> Iterable[Any]:
             typed = document.text_before_cursor
             if typed.startswith("/"):
-                for name, help_text in commands:
+                for name, help_text in commands():
                     if name.startswith(typed):
                         yield Completion(name, -len(typed), display_meta=help_text)
 

@@ -1,8 +1,10 @@
-"""Ctrl-C while the chat works: the first cancels the answer, a second one ends the process."""
+"""Signals while the chat works: Ctrl-C cancels the answer, a second one ends the process."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
 import sys
 import termios
@@ -17,12 +19,16 @@ EXIT_INTERRUPTED = 130
 SECOND_WITHIN_SECONDS = 1.0
 # The editor switches this off when it returns; a paste during an answer is still one paste.
 _BRACKETED_PASTE_ON, _BRACKETED_PASTE_OFF = "\x1b[?2004h", "\x1b[?2004l"
+# What a killed editor or a half-written answer may leave: a hidden cursor, a style.
+_SHOW_CURSOR_PLAIN = "\x1b[?25h\x1b[0m"
+_ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class Interrupts:
-    """Owns SIGINT and the terminal's modes while it is entered. Main thread only.
+    """Owns signals and the terminal's modes while it is entered. Main thread only.
 
-    Inside ``turn`` a signal cancels; elsewhere it raises KeyboardInterrupt.
+    Inside ``turn`` SIGINT cancels; elsewhere it raises KeyboardInterrupt. Signals that end the
+    process do so after the terminal is as it was.
     """
 
     def __init__(self) -> None:
@@ -32,12 +38,16 @@ class Interrupts:
         self._terminal = _Terminal()
 
     def __enter__(self) -> Interrupts:
-        self._before = signal.signal(signal.SIGINT, self._handle)
+        self._before = {signal.SIGINT: signal.signal(signal.SIGINT, self._handle)}
+        for number in _ENDING_SIGNALS:
+            if signal.getsignal(number) == signal.SIG_DFL:  # else: ignored, as nohup does
+                self._before[number] = signal.signal(number, self._end)
         self._terminal.silence()
         return self
 
     def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
         self._terminal.restore()
 
     @contextmanager
@@ -59,11 +69,16 @@ class Interrupts:
         if self._cancel is None:
             raise KeyboardInterrupt
         if self.is_second() and self.cancelled:
-            self._terminal.restore()
+            self._terminal.restore(at_once=True)
             os._exit(EXIT_INTERRUPTED)
         self.cancelled = True
         # A handler may run while this very thread holds a lock that cancel() needs.
         threading.Thread(target=self._cancel, daemon=True).start()
+
+    def _end(self, signal_number: int, frame: FrameType | None) -> None:
+        self._terminal.restore(at_once=True)
+        signal.signal(signal_number, signal.SIG_DFL)
+        os.kill(os.getpid(), signal_number)
 
 
 class _Terminal:
@@ -94,11 +109,17 @@ class _Terminal:
         """Have a paste marked as one also while no editor runs."""
         self._emit(_BRACKETED_PASTE_ON)
 
-    def restore(self) -> None:
-        """Leave the terminal as it was found."""
+    def restore(self, at_once: bool = False) -> None:
+        """Leave the terminal as it was found; ``at_once`` even if it takes no more output."""
         if self._modes is not None:
-            termios.tcsetattr(self._input, termios.TCSADRAIN, self._modes)
-        self._emit(_BRACKETED_PASTE_OFF)
+            when = termios.TCSANOW if at_once else termios.TCSADRAIN
+            with contextlib.suppress(termios.error):  # the terminal is gone
+                termios.tcsetattr(self._input, when, self._modes)
+        if self._output is not None:
+            is_writable = not at_once or bool(select.select([], [self._output], [], 0)[1])
+            if is_writable:
+                with contextlib.suppress(OSError):
+                    self._emit(_SHOW_CURSOR_PLAIN + _BRACKETED_PASTE_OFF)
 
     def _emit(self, code: str) -> None:
         if self._output is not None:

@@ -8,6 +8,7 @@ that would have to be erased.
 from __future__ import annotations
 
 import functools
+import os
 import re
 import shutil
 import time
@@ -20,6 +21,8 @@ _MAX_TAIL_CHARACTERS = 2000
 _MIN_SECONDS_BETWEEN_DRAWS = 0.03
 _IDLE_PER_DRAW = 4  # drawing takes at most a fifth of the time, at any speed of the model
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
+# Rich fills rows with blanks, which a terminal that becomes narrower would wrap.
+_PADDING = re.compile(r" +((?:\x1b\[[0-9;]*m)*)$", re.MULTILINE)
 
 
 class MarkdownPrinter:
@@ -33,7 +36,6 @@ class MarkdownPrinter:
         self._is_first = True
         self._next_draw_seconds = 0.0
         self._waiting: list[Block] = []
-        self.drawn_characters = 0  # all that was ever rendered, for the test of the cost
 
     def write(self, text: str) -> None:
         """Show more of the answer."""
@@ -48,13 +50,13 @@ class MarkdownPrinter:
 
     def _draw(self) -> None:
         started = time.monotonic()
-        columns, rows = shutil.get_terminal_size()
+        columns, rows = _size(self._stdout)
         out = [f"\r\x1b[{self._drawn_rows}A\x1b[J"] if self._drawn_rows else []
         out += [self._commit(block, columns) for block in self._waiting]
         self._waiting.clear()
         while True:
             tail = self._splitter.tail
-            drawn = self._render(tail, columns) if tail.source.strip() else ""
+            drawn = self._renderer.render(tail, columns) if tail.source.strip() else ""
             too_long = len(tail.source) > _MAX_TAIL_CHARACTERS
             if not too_long and drawn.count("\n") < max(rows - 1, 2):
                 break
@@ -76,11 +78,7 @@ class MarkdownPrinter:
     def _commit(self, block: Block, columns: int) -> str:
         gap = "\n" if block.gap_before and not self._is_first else ""
         self._is_first = False
-        return gap + self._render(block, columns)
-
-    def _render(self, block: Block, columns: int) -> str:
-        self.drawn_characters += len(block.source)
-        return self._renderer.render(block, columns)
+        return gap + self._renderer.render(block, columns)
 
 
 class _Renderer:
@@ -89,9 +87,15 @@ class _Renderer:
     def __init__(self, stdout: TextIO) -> None:
         from rich.console import Console
         from rich.syntax import Syntax
+        from rich.theme import Theme
 
         self._console = Console(
-            file=stdout, force_terminal=True, markup=False, emoji=False, highlight=False
+            file=stdout,
+            force_terminal=True,
+            markup=False,
+            emoji=False,
+            highlight=False,
+            theme=Theme({"markdown.code": "cyan"}),  # rich's has a black ground
         )
         self._new_syntax = Syntax
         self._syntaxes: dict[str, Any] = {}
@@ -104,7 +108,7 @@ class _Renderer:
                 self._console.print(self._code(block), no_wrap=False, overflow="fold")
             else:
                 self._console.print(_markdown(block.source))
-        rows = capture.get().split("\n")
+        rows = _PADDING.sub(r"\1", capture.get()).split("\n")
         while len(rows) > 1 and _is_blank(rows[-1]):
             rows.pop()
         while len(rows) > 1 and _is_blank(rows[0]):
@@ -121,6 +125,16 @@ class _Renderer:
         text = self._syntaxes[language].highlight(block.source)
         text.rstrip()
         return text
+
+
+def _size(stdout: TextIO) -> tuple[int, int]:
+    """Columns and rows, asked anew: what COLUMNS says is out of date after a resize."""
+    try:
+        size = os.get_terminal_size(stdout.fileno())
+    except (OSError, ValueError):
+        size = os.terminal_size((0, 0))
+    known = shutil.get_terminal_size()
+    return size.columns or known.columns, size.lines or known.lines
 
 
 def _is_blank(row: str) -> bool:

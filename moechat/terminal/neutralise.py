@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-# C0 but tab and newline, DEL, C1, the bidirectional embeddings, overrides and isolates, and lone
-# surrogates, which no stream can encode.
-_HARMFUL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# C0 but tab and newline, DEL, C1, line and paragraph separators, the bidirectional embeddings,
+# overrides and isolates, and lone surrogates, which no stream can encode.
+_HARMFUL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def neutralise(text: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,10 +13,10 @@ from typing import TYPE_CHECKING, Protocol
 from moechat.errors import MoechatError, PromptTooLong, Usage
 from moechat.events import Event, Finished, PrefillProgress
 from moechat.folders import state_folder
-from moechat.terminal.commands import COMMANDS, parse_command
+from moechat.terminal.commands import parse_command, valid_commands
 from moechat.terminal.editor import Editor
 from moechat.terminal.interrupts import EXIT_INTERRUPTED, Interrupts
-from moechat.terminal.neutralise import one_line
+from moechat.terminal.neutralise import neutralise, one_line
 from moechat.terminal.plain_printer import PlainPrinter
 from moechat.terminal.progress import ProgressLine
 from moechat.terminal.settings import Settings
@@ -55,7 +57,7 @@ def run_chat(
     nothing that is typed is written to disk.
     """
     chat = Chat(conversation, settings, stats=stats, plain=plain, debug=debug)
-    editor = Editor([(c.name, c.help) for c in COMMANDS], _history_path() if history else None)
+    editor = Editor(lambda: valid_commands(chat), _history_path() if history else None)
     chat.say(_welcome(model_name, is_demo))
     with chat.interrupts:
         while True:
@@ -109,7 +111,7 @@ class Chat:
             if not text.strip():
                 return None
             if text.startswith("/") and not text.startswith("//"):
-                command, argument = parse_command(text)
+                command, argument = parse_command(text, self)
                 return command.action(self, argument)
             message = text[1:] if text.startswith("//") else text
             self.answer(lambda: self.conversation.ask(message, self.settings.params()))
@@ -124,11 +126,13 @@ class Chat:
 
     def answer(self, start: Callable[[], Iterator[Event]]) -> None:
         """Show the events that ``start()`` gives; Ctrl-C cancels."""
-        printer, progress = self._printer(), ProgressLine(sys.stderr)
+        progress = ProgressLine(sys.stderr)
         finished, has_text = None, False
         with self.interrupts.turn(self.conversation.cancel):
+            events = start()
+            printer = self._printer()  # loads rich, while the engine works already
             try:
-                for event in start():
+                for event in events:
                     # A Ctrl-C before there was anything to cancel is made good here.
                     if self.interrupts.cancelled and not isinstance(event, Finished):
                         self.conversation.cancel()
@@ -153,7 +157,7 @@ class Chat:
         sys.stdout.flush()
         print_closing(sys.stderr, finished, self._stats, self.conversation.context_tokens)
         if finished.finish_reason == "cancelled" and not finished.stats.decode_tokens:
-            self.say("[the message is not part of the talk]")
+            self.say("[nothing was said; the talk is as before]")
 
     def _printer(self) -> Printer:
         if self._plain:
@@ -171,7 +175,7 @@ class Chat:
 
     def _report(self, error: Exception, line: str) -> None:
         if self._debug:
-            self.say("".join(traceback.format_exception(error)).rstrip())
+            self.say(neutralise("".join(traceback.format_exception(error)).rstrip()))
         self.say(line)
 
 
@@ -188,4 +192,6 @@ def _welcome(model_name: str, is_demo: bool) -> str:
         start = f"{name} is a demonstration, too small to know much. Try {_EXAMPLES}"
     else:
         start = f"Chat with {name}."
-    return f"{start}\n/help lists the commands, Ctrl-D leaves."
+    lines = (start, "/help lists the commands, Ctrl-D leaves.")
+    columns = shutil.get_terminal_size().columns
+    return "\n".join(textwrap.fill(line, max(columns - 1, 20)) for line in lines)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moechat.errors import CheckpointDamaged, TextUnavailable, Usage
-from moechat.messages import Turn
 from moechat.json_file import read_json_object
+from moechat.messages import Turn
 from moechat.text.control_tokens import ControlTokens
 from moechat.text.prompt_length import refuse_if_too_long
 from moechat.text.template_environment import TemplateRefusal, compile_template

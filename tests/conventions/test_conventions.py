@@ -78,7 +78,9 @@ def test_prefill_and_decode_do_not_know_each_other():
 
 
 def test_native_code_never_prints_exits_or_reads_the_environment():
-    forbidden = re.compile(r"\b(printf|std::cout|std::cerr|puts|abort|exit|getenv|terminate)\s*\(|assert\(")
+    forbidden = re.compile(
+        r"\b(printf|std::cout|std::cerr|puts|abort|exit|getenv|terminate)\s*\(|assert\("
+    )
     for path in (ROOT / "cpp").rglob("*.*"):
         if path.suffix in (".cpp", ".h", ".inl"):
             for number, line in enumerate(path.read_text().splitlines(), 1):
@@ -88,7 +90,9 @@ def test_native_code_never_prints_exits_or_reads_the_environment():
 
 def test_the_stub_names_what_the_module_has():
     stub = ast.parse((PACKAGE / "_native.pyi").read_text())
-    declared = {node.name: node for node in stub.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    declared = {
+        node.name: node for node in stub.body if isinstance(node, ast.ClassDef | ast.FunctionDef)
+    }
     actual = {name for name in dir(_native) if not name.startswith("_")}
     assert actual == set(declared)
     for name, node in declared.items():
@@ -100,5 +104,7 @@ def test_the_stub_names_what_the_module_has():
 
 def test_importing_moechat_imports_neither_torch_nor_numpy():
     code = "import sys, moechat; print([m for m in ('torch', 'numpy', 'rich') if m in sys.modules])"
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert output.stdout.strip() == "[]"

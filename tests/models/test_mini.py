@@ -6,8 +6,8 @@ import json
 
 import numpy as np
 import pytest
-
 from conftest import MINI
+
 from moechat import SamplingParams
 from moechat.messages import Turn
 

@@ -6,8 +6,8 @@ import itertools
 
 import numpy as np
 import pytest
-
 from conftest import expected, meta
+
 from moechat import SamplingParams, _native
 from moechat.prefill.cpu import CpuPrefill
 
@@ -85,7 +85,9 @@ def test_hidden_states_and_routing(oracle, open_engine, compute, capsys):
             assert np.abs(prefill.hidden_TD - want["hidden"][layer + 1]).max() <= EXACT_BOUND
         if output.router_ids_TK.shape[1]:
             chosen = np.sort(output.router_ids_TK, axis=1)
-            changed += int((chosen != np.sort(want["router_ids"][next(routers)], axis=1)).any(1).sum())
+            changed += int(
+                (chosen != np.sort(want["router_ids"][next(routers)], axis=1)).any(1).sum()
+            )
     with capsys.disabled():
         print(f"\n{oracle.name}, {compute}: {changed} of {17 * next(routers)} routings changed")
     assert compute == "bf16" or changed == 0

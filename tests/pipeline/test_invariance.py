@@ -79,7 +79,9 @@ def test_experts_entry_point(small_oracle):
         assert alone.tobytes() == y[row : row + 1].tobytes()
         one = np.ones((1, 1), np.float32)
         parts = [
-            _native.experts(model.native, pool, layer, x[row : row + 1], ids[row : row + 1, k : k + 1], one)
+            _native.experts(
+                model.native, pool, layer, x[row : row + 1], ids[row : row + 1, k : k + 1], one
+            )
             for k in range(2)
         ]
         total = weights[row, 0] * parts[0] + weights[row, 1] * parts[1]

@@ -8,8 +8,8 @@ import time
 
 import numpy as np
 import pytest
-
 from conftest import MINI, expected
+
 from moechat import SamplingParams
 from moechat.errors import PacketRefused
 from moechat.kv.channel import Channel

@@ -7,8 +7,8 @@ import time
 
 import numpy as np
 import pytest
-
 from conftest import MINI, expected
+
 from moechat import SamplingParams
 from moechat.errors import BadParameter, EngineClosed, PromptEmpty, PromptTooLong, SessionBusy
 from moechat.events import Finished, PrefillProgress

@@ -13,8 +13,11 @@ uint64_t read_checksum_avx512(const uint8_t* bytes, int64_t num_bytes) {
     for (int v = 0; v < 8; ++v)
       sums[v] = _mm512_add_epi64(sums[v], _mm512_loadu_si512(bytes + i + v * 64));
   for (int v = 1; v < 8; ++v) sums[0] = _mm512_add_epi64(sums[0], sums[v]);
-  return static_cast<uint64_t>(_mm512_reduce_add_epi64(sums[0])) +
-         read_checksum_ref(bytes + i, num_bytes - i);
+  alignas(64) uint64_t words[8];
+  _mm512_store_si512(words, sums[0]);
+  uint64_t total = read_checksum_ref(bytes + i, num_bytes - i);
+  for (const uint64_t word : words) total += word;
+  return total;
 }
 
 }  // namespace moechat

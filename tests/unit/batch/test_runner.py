@@ -168,3 +168,16 @@ def test_finished_events_are_reported():
     finished = []
     run(b"a\n{broken\nb\n", on_finished=finished.append)
     assert [event.stats for event in finished] == [STATS, STATS]
+
+
+def test_interrupt_during_a_write_is_after_it():
+    interruption = NoInterrupt()
+
+    class Sink(io.BytesIO):
+        def flush(self):
+            interruption.requested = True
+
+    sink = Sink()
+    outcome = run_batch(io.BytesIO(b"a\nb\n"), sink, Echo(), SamplingParams(), interruption)
+    assert sink.getvalue().count(b"\n") == outcome.num_results == outcome.next_line == 1
+    assert outcome.interrupted

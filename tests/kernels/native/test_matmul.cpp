@@ -1,0 +1,229 @@
+// The matrix kernels on buffers of exactly their size, so that the address sanitizer sees one byte
+// read or written too far; every result is compared with the reference table's.
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "common/number_formats.h"
+#include "cpu/dispatch.h"
+#include "kernels/matmul/matmul.h"
+#include "kernels/read/read.h"
+
+namespace {
+
+using namespace moechat;
+
+struct Shape {
+  int64_t rows, cols, row_origin, col_origin;
+  int32_t block_rows, block_cols;
+  int64_t gap;  // elements between rows; none behind the last
+};
+
+constexpr Shape kShapes[] = {
+    {1, 1, 0, 0, 128, 128, 0},        {1, 7, 0, 0, 128, 128, 0},
+    {7, 1, 0, 0, 128, 128, 3},        {3, 40, 0, 0, 128, 128, 0},
+    {5, 72, 126, 0, 128, 128, 1},     {16, 136, 0, 57, 128, 128, 0},
+    {33, 129, 100, 127, 128, 128, 7}, {4, 200, 0, 0, 128, 128, 0},
+    {70, 328, 90, 3, 128, 128, 0},    {2, 7168, 0, 0, 128, 128, 0},
+    {19, 136, 3, 9, 8, 40, 0},        {6, 700, 0, 1, 128, 129, 0},
+    {1030, 33, 0, 0, 128, 128, 0},    {2, 32767, 0, 127, 128, 129, 0},
+    {1, kMaxColumns, 0, 128, 128, 129, 0},
+};
+
+// Exactly `size` bytes on the heap, starting one byte off alignment when the shape has a gap.
+struct Buffer {
+  Buffer(size_t size, size_t offset)
+      : bytes(new uint8_t[size + offset]), start(bytes.get() + offset) {}
+  std::unique_ptr<uint8_t[]> bytes;
+  uint8_t* start;
+};
+
+struct Matrix {
+  MatrixView view;
+  Buffer data, scale;
+};
+
+Matrix make_matrix(const Shape& s, Format format, std::mt19937& random) {
+  const int64_t element = element_bytes(format), pitch = (s.cols + s.gap) * element;
+  const int64_t grid_rows = (s.row_origin + s.rows + s.block_rows - 1) / s.block_rows;
+  const int64_t grid_cols = (s.col_origin + s.cols + s.block_cols - 1) / s.block_cols;
+  const size_t offset = s.gap > 0 ? 1 : 0;
+  const size_t data_bytes = static_cast<size_t>((s.rows - 1) * pitch + s.cols * element);
+  Matrix m{{},
+           Buffer(data_bytes, offset),
+           Buffer(static_cast<size_t>(4 * grid_rows * grid_cols), offset)};
+  std::uniform_real_distribution<float> value(-1.0f, 1.0f);
+  std::memset(m.data.start, 0xff, data_bytes);
+  for (int64_t r = 0; r < s.rows; ++r)
+    for (int64_t c = 0; c < s.cols; ++c) {
+      uint8_t* p = m.data.start + r * pitch + c * element;
+      const float v = value(random);
+      const uint16_t half = f32_to_bf16(v);
+      if (format == Format::kF32) std::memcpy(p, &v, 4);
+      if (format == Format::kBF16) std::memcpy(p, &half, 2);
+      if (format == Format::kFP8Block) *p = static_cast<uint8_t>(random() % 127 | (random() & 128));
+    }
+  for (int64_t i = 0; i < grid_rows * grid_cols; ++i) {
+    const float v = 1e-3f * (1.5f + value(random));
+    std::memcpy(m.scale.start + 4 * i, &v, 4);
+  }
+  m.view.format = format;
+  m.view.data = m.data.start;
+  m.view.rows = s.rows;
+  m.view.cols = s.cols;
+  m.view.row_stride_bytes = pitch;
+  m.view.block_rows = s.block_rows;
+  m.view.block_cols = s.block_cols;
+  m.view.row_origin = s.row_origin;
+  m.view.col_origin = s.col_origin;
+  if (format == Format::kFP8Block) {
+    m.view.scale = m.scale.start;
+    m.view.scale_row_stride = grid_cols;
+  }
+  return m;
+}
+
+// One heap block a row: no row can hide that another is overrun.
+struct Rows {
+  Rows(int64_t count, int64_t width, float fill) {
+    for (int64_t r = 0; r < count; ++r) {
+      storage.emplace_back(new float[static_cast<size_t>(width)]);
+      for (int64_t i = 0; i < width; ++i) storage.back()[static_cast<size_t>(i)] = fill;
+      pointers.push_back(storage.back().get());
+    }
+  }
+  std::vector<std::unique_ptr<float[]>> storage;
+  std::vector<float*> pointers;
+};
+
+enum class Kernel { kGemv, kGemm, kTransposed };
+
+struct Scratch {
+  Scratch() : start(::operator new(kMatmulScratchBytes, std::align_val_t{64})) {}
+  ~Scratch() { ::operator delete(start, std::align_val_t{64}); }
+  void* start;
+};
+
+void run(const MatmulKernels& table, Kernel kernel, const MatrixView& w, int64_t begin, int64_t end,
+         Compute compute, const Rows& x, const Rows& y) {
+  const Scratch scratch;
+  std::memset(scratch.start, 0xff, kMatmulScratchBytes);  // NaN: nothing may rely on zeros
+  const int64_t rows = static_cast<int64_t>(x.pointers.size());
+  const float* const* inputs = x.pointers.data();
+  float* const* outputs = y.pointers.data();
+  switch (kernel) {
+    case Kernel::kGemv:
+      table.gemv(w, begin, end, compute, inputs, static_cast<int>(rows), outputs, scratch.start);
+      return;
+    case Kernel::kGemm:
+      table.gemm(w, begin, end, compute, inputs, rows, outputs, scratch.start);
+      return;
+    case Kernel::kTransposed:
+      table.gemv_transposed(w, begin, end, compute, inputs, rows, outputs, scratch.start);
+      return;
+  }
+}
+
+// Same as the reference within float32 rounding of a sum of magnitudes, and nothing outside
+// [begin, end) touched.
+bool agrees(const Matrix& m, Kernel kernel, Compute compute, const Rows& x, const Rows& y,
+            int64_t begin, int64_t end) {
+  const bool transposed = kernel == Kernel::kTransposed;
+  const int64_t outputs = transposed ? m.view.cols : m.view.rows;
+  const int64_t terms = transposed ? m.view.rows : m.view.cols;
+  const int64_t rows = static_cast<int64_t>(x.pointers.size());
+  Rows wanted(rows, outputs, 77.0f);
+  run(kMatmulRef, kernel, m.view, begin, end, compute, x, wanted);
+  // |x| <= 1, and |w| <= 1 or 448 * 2.5e-3.
+  const float bound = 8e-7f * std::sqrt(static_cast<float>(terms)) * static_cast<float>(terms) / 4;
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t i = 0; i < outputs; ++i) {
+      const float a = y.pointers[r][i], b = wanted.pointers[r][i];
+      if (i < begin || i >= end ? a != 77.0f : !(std::fabs(a - b) <= bound)) return false;
+    }
+  return true;
+}
+
+void check_kernel(const InstructionSet& set, Kernel kernel, const Matrix& m, std::mt19937& random) {
+  const bool transposed = kernel == Kernel::kTransposed;
+  const int64_t inputs = transposed ? m.view.rows : m.view.cols;
+  const int64_t outputs = transposed ? m.view.cols : m.view.rows;
+  std::uniform_real_distribution<float> value(-1.0f, 1.0f);
+  // The reference is slow under a sanitizer: few rows where the matrix is large.
+  const std::vector<int64_t> few = {1, 9}, many = {1, 2, 7, 8, 16};
+  for (const int64_t rows : m.view.rows * m.view.cols > 20000 ? few : many) {
+    Rows x(rows, inputs, 0.0f);
+    for (float* row : x.pointers)
+      for (int64_t i = 0; i < inputs; ++i) row[i] = value(random);
+    for (const Compute compute : {Compute::kBF16, Compute::kExact})
+      for (const bool whole : {true, false}) {
+        const int64_t begin = whole ? 0 : outputs / 3;
+        const int64_t end = whole ? outputs : outputs - outputs / 4;
+        Rows y(rows, outputs, 77.0f);
+        run(*set.matmul, kernel, m.view, begin, end, compute, x, y);
+        const bool good = agrees(m, kernel, compute, x, y, begin, end);
+        if (!good)
+          std::fprintf(stderr, "%s kernel %d format %d: %lld x %lld, %lld rows, [%lld, %lld)\n",
+                       set.name, static_cast<int>(kernel), static_cast<int>(m.view.format),
+                       static_cast<long long>(m.view.rows), static_cast<long long>(m.view.cols),
+                       static_cast<long long>(rows), static_cast<long long>(begin),
+                       static_cast<long long>(end));
+        CHECK(good);
+      }
+  }
+}
+
+void check_vector(const VectorKernels& kernels, int64_t n) {
+  Rows x(1, n, 0.5f), w(1, n, 2.0f), y(1, n, 1.0f);
+  float *a = x.pointers[0], *b = w.pointers[0], *c = y.pointers[0];
+  kernels.axpy(2.0f, a, n, c);
+  kernels.scale(c, 3.0f, n);
+  CHECK(c[0] == 6.0f && c[n - 1] == 6.0f);
+  kernels.rms_norm(a, b, 0.0f, n, c);
+  CHECK(std::fabs(c[0] - 2.0f) < 1e-5f && std::fabs(c[n - 1] - 2.0f) < 1e-5f);
+  kernels.silu_mul(a, b, n, a);  // in place
+  CHECK(std::fabs(a[n - 1] - 0.62245933f) < 1e-6f);
+  CHECK(kernels.max(b, n) == 2.0f);
+  CHECK(std::fabs(kernels.exp_sum(b, 2.0f, n) - static_cast<float>(n)) < 1e-5f);
+  const std::unique_ptr<uint16_t[]> bits(new uint16_t[static_cast<size_t>(n)]);
+  kernels.to_bf16(b, n, bits.get());
+  CHECK(bits[static_cast<size_t>(n - 1)] == 0x3f80);
+}
+
+void check_reading(const InstructionSet& set) {
+  const std::string name = set.name;
+  for (const size_t size : {0, 1, 7, 64, 255, 511, 513, 1300}) {
+    const std::unique_ptr<uint8_t[]> bytes(new uint8_t[size]);
+    for (size_t i = 0; i < size; ++i) bytes[i] = static_cast<uint8_t>(i * 37 + 200);
+    const auto n = static_cast<int64_t>(size);
+    const uint64_t wanted = read_checksum_ref(bytes.get(), n);
+    if (name == "avx2") CHECK(read_checksum_avx2(bytes.get(), n) == wanted);
+    if (name == "avx512") CHECK(read_checksum_avx512(bytes.get(), n) == wanted);
+  }
+}
+
+}  // namespace
+
+void test_matmul() {
+  const std::string before = active_instruction_set().name;
+  for (const std::string& name : supported_instruction_sets()) {
+    force_instruction_set(name);
+    const InstructionSet& set = active_instruction_set();
+    CHECK(set.name == name);
+    std::mt19937 random(7);
+    for (const Shape& shape : kShapes)
+      for (const Format format : {Format::kF32, Format::kBF16, Format::kFP8Block}) {
+        const Matrix m = make_matrix(shape, format, random);
+        for (const Kernel kernel : {Kernel::kGemv, Kernel::kGemm, Kernel::kTransposed})
+          check_kernel(set, kernel, m, random);
+      }
+    for (const int64_t n : {1, 7, 15, 16, 17, 33, 333}) check_vector(*set.vector, n);
+    check_reading(set);
+  }
+  force_instruction_set(before);
+}
