@@ -40,7 +40,7 @@ class Event:
     text: str = ""  # answer text that became certain with this event
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class PrefillProgress(Event):
     """Prefill advanced by one layer."""
 

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from oracles import ORACLE_NAMES, ORACLES
 
-import moechat
 from moechat.engine.engine import Engine
-
-ORACLES = Path(__file__).parent / "fixtures" / "oracle"
-ORACLE_NAMES = ("deepseek_v3_bf16", "deepseek_v3_fp8_256", "deepseek_v3_fp8_odd")
-MINI = Path(moechat.__file__).parent / "data" / "mini"
 
 
 @pytest.fixture(params=ORACLE_NAMES)
@@ -42,11 +36,3 @@ def open_engine() -> Iterator[Callable[..., Engine]]:
     yield open_
     for engine in engines:
         engine.close()
-
-
-def expected(folder: Path) -> dict[str, np.ndarray]:
-    return dict(np.load(folder / "expected.npz"))
-
-
-def meta(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "meta.json").read_text())

@@ -45,7 +45,8 @@ def start() -> None:
         "import sys; from moechat.cli.app import main\n"
         f"sys.argv = ['moechat', 'run', 'mini', {QUESTION!r}]\n"
         "try: main()\nexcept SystemExit: pass\n"
-        "print([m for m in ('torch', 'rich', 'prompt_toolkit') if m in sys.modules], file=sys.stderr)"
+        "heavy = ('torch', 'rich', 'prompt_toolkit')\n"
+        "print([m for m in heavy if m in sys.modules], file=sys.stderr)"
     )
     output = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True

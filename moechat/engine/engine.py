@@ -115,9 +115,8 @@ class Engine:
         if config.get("do_sample") is False:
             return SamplingParams(temperature=0.0)
         names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-        return SamplingParams(
-            **{name: config[name] for name in names if config.get(name) is not None}
-        )
+        given = {name: config[name] for name in names if config.get(name) is not None}
+        return SamplingParams(**given)
 
     def session(self) -> Session:
         """A new, empty talk."""
@@ -177,6 +176,7 @@ def _context(asked: int | None, trained: int) -> int:
         return trained
     if not 1 <= asked <= trained:
         raise BadParameter(
-            f"a context of {asked} tokens is not possible", f"the model was trained for {trained}"
+            f"a context (--ctx) of {asked} tokens is not possible",
+            f"the model was trained for {trained}",
         )
     return asked

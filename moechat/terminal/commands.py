@@ -106,7 +106,8 @@ def _regen(chat: Chat, argument: str) -> None:
 
 
 def _undo(chat: Chat, argument: str) -> None:
-    chat.conversation.undo()
+    if not chat.conversation.undo():
+        raise Usage("there is nothing to undo")
     chat.say("[the last message and its answer are forgotten]")
 
 

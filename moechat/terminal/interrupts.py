@@ -20,7 +20,7 @@ SECOND_WITHIN_SECONDS = 1.0
 # The editor switches this off when it returns; a paste during an answer is still one paste.
 _BRACKETED_PASTE_ON, _BRACKETED_PASTE_OFF = "\x1b[?2004h", "\x1b[?2004l"
 # What a killed editor or a half-written answer may leave: a hidden cursor, a style.
-_SHOW_CURSOR_PLAIN = "\x1b[?25h\x1b[0m"
+_PLAIN_CURSOR = "\x1b[?25h\x1b[0m"
 _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -115,11 +115,10 @@ class _Terminal:
             when = termios.TCSANOW if at_once else termios.TCSADRAIN
             with contextlib.suppress(termios.error):  # the terminal is gone
                 termios.tcsetattr(self._input, when, self._modes)
-        if self._output is not None:
-            is_writable = not at_once or bool(select.select([], [self._output], [], 0)[1])
-            if is_writable:
-                with contextlib.suppress(OSError):
-                    self._emit(_SHOW_CURSOR_PLAIN + _BRACKETED_PASTE_OFF)
+        if at_once and self._output is not None and not select.select([], [self._output], [], 0)[1]:
+            return
+        with contextlib.suppress(OSError):
+            self._emit(_PLAIN_CURSOR + ("\r\n" if at_once else "") + _BRACKETED_PASTE_OFF)
 
     def _emit(self, code: str) -> None:
         if self._output is not None:

@@ -8,14 +8,13 @@ that would have to be erased.
 from __future__ import annotations
 
 import functools
-import os
 import re
-import shutil
 import time
 from typing import Any, TextIO
 
 from moechat.terminal.markdown_blocks import Block, BlockSplitter
 from moechat.terminal.neutralise import neutralise
+from moechat.terminal.size import terminal_size
 
 _MAX_TAIL_CHARACTERS = 2000
 _MIN_SECONDS_BETWEEN_DRAWS = 0.03
@@ -50,7 +49,7 @@ class MarkdownPrinter:
 
     def _draw(self) -> None:
         started = time.monotonic()
-        columns, rows = _size(self._stdout)
+        columns, rows = terminal_size(self._stdout)
         out = [f"\r\x1b[{self._drawn_rows}A\x1b[J"] if self._drawn_rows else []
         out += [self._commit(block, columns) for block in self._waiting]
         self._waiting.clear()
@@ -125,16 +124,6 @@ class _Renderer:
         text = self._syntaxes[language].highlight(block.source)
         text.rstrip()
         return text
-
-
-def _size(stdout: TextIO) -> tuple[int, int]:
-    """Columns and rows, asked anew: what COLUMNS says is out of date after a resize."""
-    try:
-        size = os.get_terminal_size(stdout.fileno())
-    except (OSError, ValueError):
-        size = os.terminal_size((0, 0))
-    known = shutil.get_terminal_size()
-    return size.columns or known.columns, size.lines or known.lines
 
 
 def _is_blank(row: str) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import TextIO
 
 from moechat.events import PrefillProgress
+from moechat.terminal.size import terminal_size
 
 _SHOWN_AFTER_SECONDS = 1.0
 
@@ -28,7 +28,7 @@ class ProgressLine:
             f"{event.seconds:.0f} s, about {left:.0f} s left"
         )
         # A line that wraps could not be erased.
-        line = line[: max(shutil.get_terminal_size().columns - 1, 1)]
+        line = line[: max(terminal_size(self._stderr)[0] - 1, 1)]
         self._stderr.write("\r" + line.ljust(self._shown_columns))
         self._stderr.flush()
         self._shown_columns = len(line)

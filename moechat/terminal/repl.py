@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import textwrap
 import traceback
@@ -21,6 +20,7 @@ from moechat.terminal.plain_printer import PlainPrinter
 from moechat.terminal.progress import ProgressLine
 from moechat.terminal.settings import Settings
 from moechat.terminal.sinks import escapes_allowed, format_error, print_closing
+from moechat.terminal.size import terminal_size
 from moechat.terminal.stats_text import stats_line
 
 if TYPE_CHECKING:
@@ -193,5 +193,5 @@ def _welcome(model_name: str, is_demo: bool) -> str:
     else:
         start = f"Chat with {name}."
     lines = (start, "/help lists the commands, Ctrl-D leaves.")
-    columns = shutil.get_terminal_size().columns
-    return "\n".join(textwrap.fill(line, max(columns - 1, 20)) for line in lines)
+    columns = max(terminal_size(sys.stderr)[0] - 1, 20)
+    return "\n".join(textwrap.fill(line, columns, break_on_hyphens=False) for line in lines)

@@ -32,7 +32,7 @@ MAX_LINES = {".py": 400, ".cpp": 400, ".h": 400, ".inl": 600}
 
 
 def imported_parts(path):
-    """First-level moechat parts that a file imports, also inside functions; not for type checking."""
+    """Parts of moechat that a file imports, also inside functions; not those for type checking."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             node.body = []

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from conftest import expected, meta
+from oracles import expected, meta
 
 from moechat import SamplingParams, _native
 from moechat.prefill.cpu import CpuPrefill

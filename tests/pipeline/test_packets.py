@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import MINI, expected
+from oracles import MINI, expected
 
 from moechat import SamplingParams
 from moechat.errors import PacketRefused

@@ -29,6 +29,7 @@ class ChatScreen:
         self.screen = pyte.HistoryScreen(100, 30, history=5000)
         self._stream = pyte.ByteStream(self.screen)
         self.bytes = b""
+        self.is_over = False  # all that the process ever wrote is read
         self.child = pexpect.spawn(
             sys.executable,
             [str(FAKES), json.dumps(options)],
@@ -66,6 +67,7 @@ class ChatScreen:
             except pexpect.TIMEOUT:
                 continue
             except pexpect.EOF:
+                self.is_over = True
                 assert condition(), f"the chat ended; the screen:\n{self.text}"
                 break
             self.bytes += data
@@ -96,11 +98,13 @@ class ChatScreen:
 
     def exit_code(self) -> int:
         """Wait for the end of the process."""
-        self.wait(lambda: not self._is_running())
+        self.wait_end()
         return int(self.child.exitstatus)
 
-    def _is_running(self) -> bool:
-        return bool(self.child.isalive())
+    def wait_end(self) -> None:
+        """Read all that the process writes, and wait for its end."""
+        self.wait(lambda: self.is_over)
+        self.child.wait()
 
     def close(self) -> None:
         self.child.close(force=True)

@@ -17,7 +17,8 @@ def test_unknown_slash_is_an_error_and_double_slash_is_text(open_chat):
     chat.say("/exit now", "takes no argument")
     chat.say("//exit", 'got ["/exit", 1,')
     chat.say("/clear", "forgotten")
-    chat.say("/undo", "nothing to undo")
+    chat.say("/undo", "needs a message first")
+    chat.say("/regen", "needs a message first")
     chat.send("/exit\r")
     assert chat.exit_code() == 0
 

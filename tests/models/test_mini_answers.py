@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from conftest import MINI
+from oracles import MINI
 
 from moechat import SamplingParams
 from moechat.messages import Turn
