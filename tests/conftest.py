@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,12 @@ import pytest
 from oracles import ORACLE_NAMES, ORACLES
 
 from moechat.engine.engine import Engine
+
+
+@pytest.fixture(scope="session", autouse=True)
+def away_from_the_source(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """`python -m moechat` started by a test must find the installed package, not this checkout."""
+    os.chdir(tmp_path_factory.mktemp("cwd"))
 
 
 @pytest.fixture(params=ORACLE_NAMES)
