@@ -3,16 +3,14 @@ import hashlib
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from oracles import MINI
 
 from moechat.errors import ModelNotFound, Usage
 from moechat.models.architectures import load_spec
 from moechat.models.deepseek_v3.tensors import tensor_table
 from moechat.registry import load_registry
-
-MINI = Path(__file__).parents[2] / "moechat/data/mini"
 
 
 @pytest.fixture(autouse=True)
