@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import textwrap
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ from moechat.terminal.plain_printer import PlainPrinter
 from moechat.terminal.progress import ProgressLine
 from moechat.terminal.settings import Settings
 from moechat.terminal.sinks import escapes_allowed, format_error, print_closing
-from moechat.terminal.size import terminal_size
+from moechat.terminal.size import fold_words
 from moechat.terminal.stats_text import stats_line
 
 if TYPE_CHECKING:
@@ -193,5 +192,4 @@ def _welcome(model_name: str, is_demo: bool) -> str:
     else:
         start = f"Chat with {name}."
     lines = (start, "/help lists the commands, Ctrl-D leaves.")
-    columns = max(terminal_size(sys.stderr)[0] - 1, 20)
-    return "\n".join(textwrap.fill(line, columns, break_on_hyphens=False) for line in lines)
+    return "\n".join(fold_words(line, sys.stderr) for line in lines)

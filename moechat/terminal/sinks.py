@@ -11,6 +11,7 @@ from moechat.events import Event, Finished, PrefillProgress
 from moechat.terminal.neutralise import one_line
 from moechat.terminal.plain_printer import PlainPrinter
 from moechat.terminal.progress import ProgressLine
+from moechat.terminal.size import fold_words
 from moechat.terminal.stats_text import cut_note, stats_json, stats_line
 
 
@@ -73,7 +74,7 @@ def print_closing(stderr: TextIO, finished: Finished, stats: str, context_tokens
     note = cut_note(finished, context_tokens)
     lines = [f"[{note}]"] if note else []
     if stats == "line":
-        lines.append(f"[{stats_line(finished)}]")
+        lines.append(fold_words(f"[{stats_line(finished)}]", stderr))
     elif stats == "json":
         lines.append(stats_json(finished))
     if lines:

@@ -1,9 +1,10 @@
-"""How large a terminal is now."""
+"""How large a terminal is now, and lines that fit it."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import textwrap
 from typing import TextIO
 
 
@@ -18,3 +19,11 @@ def terminal_size(stream: TextIO) -> tuple[int, int]:
         columns, rows = 0, 0
     guess = shutil.get_terminal_size()
     return columns or guess.columns, rows or guess.lines
+
+
+def fold_words(line: str, stream: TextIO) -> str:
+    """``line``; for a terminal broken between words, since terminals break anywhere."""
+    if not stream.isatty():
+        return line
+    columns = max(terminal_size(stream)[0] - 1, 20)
+    return textwrap.fill(line, columns, break_on_hyphens=False)

@@ -10,10 +10,12 @@ from moechat.events import Finished
 def stats_line(finished: Finished) -> str:
     """The counters of an answer for a person, on one line."""
     stats = finished.stats
+    prompt = f"prompt {stats.new_prompt_tokens} new + {stats.cached_prompt_tokens} cached"
+    if stats.prefill_seconds:  # a single new token is the decode worker's
+        prompt += f", {stats.prefill_tokens_per_second:.0f} tok/s"
     return "; ".join(
         (
-            f"prompt {stats.new_prompt_tokens} new + {stats.cached_prompt_tokens} cached tokens, "
-            f"{stats.prefill_tokens_per_second:.0f} tok/s",
+            prompt,
             f"first token {stats.first_token_seconds:.2f} s",
             f"answer {stats.decode_tokens} tokens, {stats.decode_tokens_per_second:.1f} tok/s",
             f"seed {stats.seed}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,6 +32,9 @@ class FakeConversation:
     def ask(self, text: str, params: SamplingParams) -> Iterator[Event]:
         if text.startswith("toolong"):
             raise PromptTooLong("the prompt has 123 tokens; the limit is 100")
+        if text == "late":  # there is nothing to cancel yet
+            print("encoding", file=sys.stderr, flush=True)
+            time.sleep(0.3)
         return self._answer([*self.turns, Turn("user", text)], params)
 
     def regenerate(self, params: SamplingParams) -> Iterator[Event]:
@@ -71,7 +75,7 @@ class FakeConversation:
     def _script(self, turns: list[Turn], params: SamplingParams, again: bool) -> Iterator[Event]:
         text = turns[-1].text
         word = text.split()[0]
-        if word == "slow":
+        if word in ("slow", "late"):
             for number in range(500):
                 yield Token(1, f"w{number} ")
                 self._cancelled.wait(0.02)

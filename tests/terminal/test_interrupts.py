@@ -69,6 +69,15 @@ def test_prefill_stops_at_once(open_chat):
     chat.say("hi", 'got ["hi", 1,')
 
 
+def test_an_interrupt_before_the_engine_works_is_not_lost(open_chat):
+    chat = open_chat(plain=True)
+    chat.send("late\r")
+    chat.wait_text("encoding")
+    chat.send("\x03")
+    chat.wait_text("[interrupted]")
+    assert "w9 " not in chat.text
+
+
 def test_second_interrupt_leaves_even_if_the_engine_hangs(open_chat):
     chat = open_chat(plain=True)
     chat.send("hang\r")

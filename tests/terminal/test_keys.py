@@ -41,9 +41,18 @@ def test_paste_while_answering_waits_as_one_message(open_chat):
     chat = open_chat(plain=True)
     chat.send("brief\r")
     chat.wait_text("b3 ")
+    assert chat.bytes.rindex(b"\x1b[?2004h") > chat.bytes.rindex(b"\x1b[?2004l")
     chat.send("\x1b[200~p\rq\x1b[201~")
     chat.wait_text("> p\n  q")
     chat.say("", r'got ["p\nq", 3,')
+
+
+def test_a_message_typed_while_answering_is_sent_after_the_answer(open_chat):
+    chat = open_chat(plain=True)
+    chat.send("brief\r")
+    chat.wait_text("b3 ")
+    chat.send("next\r")
+    chat.wait_text('got ["next", 3,')
 
 
 def test_tab_completes_commands(open_chat):

@@ -79,6 +79,11 @@ def test_blocks_are_shown_once_and_in_order():
     ]
 
 
+def test_blank_lines_stay_where_they_are():
+    text = "\n\none\ntwo\n\nthree\n- four\n\n\n```\nx\n\ny\n```\nfive\n\n"
+    assert shown(stream(text)) == "one\ntwo\n\nthree\n\n • four\n\nx\n\ny\nfive"
+
+
 @pytest.mark.parametrize("piece", [2, 7, 1000])
 def test_pieces_do_not_matter(piece):
     assert shown(stream(DOCUMENT, piece)) == shown(stream(DOCUMENT))

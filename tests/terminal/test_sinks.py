@@ -12,7 +12,8 @@ from streams import Terminal, shown
 
 from moechat.errors import CheckpointDamaged
 from moechat.events import Finished, PrefillProgress, Token, TurnStats
-from moechat.terminal.sinks import PlainSink, escapes_allowed, format_error
+from moechat.terminal.sinks import PlainSink, escapes_allowed, format_error, print_closing
+from moechat.terminal.stats_text import stats_line
 
 STATS = TurnStats(20, 5, 0.5, 0.6, 12, 0.25, seed=7)
 
@@ -93,6 +94,18 @@ def test_stats_line_and_json():
     assert counters["decode_tokens_per_second"] == 48.0
     assert counters["seed"] == 7
     assert counters["finish_reason"] == "stop"
+
+
+def test_no_prefill_rate_without_a_prefill():
+    assert "9 cached; first token" in stats_line(Finished("stop", "", TurnStats(1, 9)))
+
+
+def test_stats_line_is_broken_between_words_on_terminals(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    err = Terminal()
+    print_closing(err, Finished("stop", "", STATS), "line", 64)
+    assert all(len(line) < 30 for line in err.getvalue().split("\n"))
+    assert " ".join(err.getvalue().split()) == run("x", stats="line")[1].strip()
 
 
 def test_progress_of_a_long_prefill_is_shown_on_terminals_and_erased():
