@@ -13,7 +13,6 @@ from moechat.cli import options
 from moechat.cli.list import format_bytes
 
 _JSON_LIMIT_BYTES = 16_000_000
-_SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "do_sample")
 _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 _VALUE_COLUMN = 26
 _ENTRY_KEYS = ("architecture", "license", "source", "precision", "size_bytes")
@@ -73,13 +72,12 @@ def _facts_of_folder(folder: Path) -> dict[str, Any]:
     """What the folder's own files say. Raises as load_spec does."""
     from dataclasses import asdict
 
+    from moechat.engine.vendor_defaults import vendor_defaults
     from moechat.json_file import read_json_object
     from moechat.models.architectures import load_spec
 
     geometry = asdict(load_spec(folder))
     del geometry["rope_inverse_frequencies"]
-    generation = folder / "generation_config.json"
-    settings = read_json_object(generation, _JSON_LIMIT_BYTES) if generation.exists() else {}
     tokenizer = folder / "tokenizer_config.json"
     in_tokenizer = tokenizer.exists() and "chat_template" in read_json_object(
         tokenizer, _JSON_LIMIT_BYTES
@@ -89,7 +87,7 @@ def _facts_of_folder(folder: Path) -> dict[str, Any]:
         "architecture": geometry.pop("architecture"),
         "context_tokens": geometry.pop("context_tokens"),
         "geometry": geometry,
-        "defaults": {key: settings[key] for key in _SAMPLING_KEYS if key in settings},
+        "defaults": vendor_defaults(folder),
         "chat_template": in_tokenizer or any((folder / name).exists() for name in _TEMPLATE_FILES),
         "files": files,
         "size_bytes": sum(

@@ -14,8 +14,8 @@ from moechat.engine import flow
 from moechat.engine.loading import choose_instruction_set, load_model
 from moechat.engine.requests import ExtendRequest, GenerateRequest, Handle
 from moechat.engine.session import Session
+from moechat.engine.vendor_defaults import vendor_sampling
 from moechat.errors import BadParameter, EngineClosed, TextUnavailable, from_native
-from moechat.json_file import read_json_object
 from moechat.prefill.worker import PrefillWorker
 from moechat.registry import load_registry
 from moechat.sample.params import SamplingParams
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from moechat.engine.text import TextModel
 
 CHANNEL_PACKETS = 8  # KV packets that may wait for the decode thread
-GENERATION_CONFIG_BYTES = 1 << 20  # more is no generation_config.json
 
 
 class Engine:
@@ -109,14 +108,8 @@ class Engine:
             return None
 
     def default_sampling(self) -> SamplingParams:
-        """The vendor's defaults from generation_config.json; neutral where it says nothing."""
-        path = self.folder / "generation_config.json"
-        config = read_json_object(path, GENERATION_CONFIG_BYTES) if path.exists() else {}
-        if config.get("do_sample") is False:
-            return SamplingParams(temperature=0.0)
-        names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-        given = {name: config[name] for name in names if config.get(name) is not None}
-        return SamplingParams(**given)
+        """The vendor's defaults, neutral where generation_config.json says nothing."""
+        return vendor_sampling(self.folder)
 
     def session(self) -> Session:
         """A new, empty talk."""

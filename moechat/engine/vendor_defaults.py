@@ -1,0 +1,31 @@
+"""The vendor's sampling defaults, from a model folder's generation_config.json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from moechat.errors import BadParameter, CheckpointDamaged
+from moechat.json_file import read_json_object
+from moechat.sample.params import SamplingParams
+
+_LIMIT_BYTES = 1 << 20  # more is no generation_config.json
+_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+def vendor_defaults(folder: Path) -> dict[str, Any]:
+    """Sampling parameters that the file sets; empty when there is no file."""
+    path = folder / "generation_config.json"
+    config = read_json_object(path, _LIMIT_BYTES) if path.exists() else {}
+    if config.get("do_sample") is False:
+        return {"temperature": 0.0}
+    return {key: config[key] for key in _KEYS if config.get(key) is not None}
+
+
+def vendor_sampling(folder: Path) -> SamplingParams:
+    """The defaults as parameters, neutral where the file says nothing. Raises CheckpointDamaged."""
+    try:
+        return SamplingParams(**vendor_defaults(folder))
+    except BadParameter as error:
+        path = folder / "generation_config.json"
+        raise CheckpointDamaged(f"{path} cannot be used", error.what) from None
