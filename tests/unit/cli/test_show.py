@@ -16,7 +16,7 @@ def test_show_tells_what_mini_is(moechat):
     assert facts["architecture"] == "DeepseekV3ForCausalLM" and facts["present"] is True
     assert facts["geometry"]["num_experts"] == 32
     assert facts["context_tokens"] == 4096
-    assert facts["defaults"] == {"temperature": 0.6, "top_p": 0.95, "do_sample": True}
+    assert facts["defaults"] == {"temperature": 0.6, "top_p": 0.95}
     assert facts["chat_template"] is True
     # 6 layers of a 128-wide latent and a 32-wide rotary key
     assert facts["kv_bytes_per_token"] == {"bf16": 1920, "exact": 3840}
