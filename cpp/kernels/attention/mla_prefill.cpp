@@ -79,12 +79,13 @@ void PrefillAttention::add_phases(Job& job, const AttentionWeights& weights, con
                                 (task - query_tasks) / key_blocks,
                                 (task - query_tasks) % key_blocks, latents, worker);
          }});
-    // Late query blocks see the most keys: they go first, so that the phase ends evenly.
+    // Head by head, so that its keys and values stay in cache; late query blocks, which see the most
+    // keys, go first.
     job.phases.push_back({[=] { return heads * query_blocks; },
                           [=, self = this](int64_t task, int worker) {
-                            const int64_t slot = task % heads;
-                            self->attend(first + slot, slot, query_blocks - 1 - task / heads,
-                                          values, worker);
+                            const int64_t slot = task / query_blocks;
+                            self->attend(first + slot, slot, query_blocks - 1 - task % query_blocks,
+                                         values, worker);
                           }});
     if (window_mass != nullptr)
       job.phases.push_back({[=] { return heads; },
