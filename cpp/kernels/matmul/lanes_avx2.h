@@ -55,35 +55,59 @@ constexpr int kOuterVectors = 2;
   return _mm256_blendv_ps(_mm256_castsi256_ps(kept), v, _mm256_cmp_ps(v, v, _CMP_UNORD_Q));
 }
 
-// FP8 e4m3 as FP16 bits: exponent bias 7 against 15, so the value is 2^-8 of the true one; the NaN
-// codes become FP16 NaN. Subnormals are exact.
+// FP8 e4m3 as FP16 bits: exponent bias 7 against 15, so the value is 2^-8 of the true one.
+// Subnormals are exact. The NaN codes become FP16 NaN where kNaN, else some number.
+template <bool kNaN>
 [[gnu::always_inline]] inline Lanes decode_fp8(__m128i codes) {
-  const __m128i wide = _mm_cvtepu8_epi16(codes);
-  const __m128i magnitude = _mm_and_si128(wide, _mm_set1_epi16(0x7f));
-  const __m128i nan = _mm_and_si128(_mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x7f)),
-                                    _mm_set1_epi16(0x7e00));
-  const __m128i sign = _mm_slli_epi16(_mm_and_si128(wide, _mm_set1_epi16(0x80)), 8);
-  return _mm256_cvtph_ps(_mm_or_si128(_mm_or_si128(_mm_slli_epi16(magnitude, 7), sign), nan));
+  const __m128i shifted = _mm_slli_epi16(_mm_cvtepi8_epi16(codes), 7);  // sign in bits 15 and 14
+  __m128i half = _mm_and_si128(shifted, _mm_set1_epi16(static_cast<short>(0xbfff)));
+  if constexpr (kNaN) {
+    const __m128i magnitude = _mm_or_si128(shifted, _mm_set1_epi16(static_cast<short>(0xc000)));
+    const __m128i nan = _mm_cmpeq_epi16(magnitude, _mm_set1_epi16(static_cast<short>(0xff80)));
+    half = _mm_or_si128(half, _mm_and_si128(nan, _mm_set1_epi16(0x7e00)));
+  }
+  return _mm256_cvtph_ps(half);
 }
 [[gnu::always_inline]] inline Lanes decode_bf16(__m128i bits) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
 
-template <Format kFormat>
+template <Format kFormat, bool kNaN = true>
 [[gnu::always_inline]] inline Lanes decode(const uint8_t* p) {
   if constexpr (kFormat == Format::kF32) return _mm256_loadu_ps(reinterpret_cast<const float*>(p));
   if constexpr (kFormat == Format::kBF16)
     return decode_bf16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-  return decode_fp8(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  return decode_fp8<kNaN>(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
 }
 
 // The first n < kLanes weights, zeros behind; nothing beyond them is read.
-template <Format kFormat>
+template <Format kFormat, bool kNaN = true>
 [[gnu::always_inline]] inline Lanes decode(const uint8_t* p, int64_t n) {
   alignas(32) uint8_t bytes[32] = {};
   std::memcpy(bytes, p, static_cast<size_t>(n * element_bytes(kFormat)));
-  return decode<kFormat>(bytes);
+  return decode<kFormat, kNaN>(bytes);
 }
+
+// Remembers whether any FP8 code it has seen is NaN.
+struct NaNProbe {
+  __m256i largest = _mm256_setzero_si256();
+
+  [[gnu::always_inline]] void add(const uint8_t* codes, int64_t n) {
+    int64_t i = 0;
+    for (; i + 32 <= n; i += 32)
+      add(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + i)));
+    if (i == n) return;
+    alignas(32) uint8_t bytes[32] = {};
+    std::memcpy(bytes, codes + i, static_cast<size_t>(n - i));
+    add(_mm256_load_si256(reinterpret_cast<const __m256i*>(bytes)));
+  }
+  [[gnu::always_inline]] void add(__m256i codes) {
+    largest = _mm256_max_epu8(largest, _mm256_or_si256(codes, _mm256_set1_epi8(-128)));
+  }
+  [[gnu::always_inline]] bool found() const {
+    return _mm256_movemask_epi8(_mm256_cmpeq_epi8(largest, _mm256_set1_epi8(-1))) != 0;
+  }
+};
 
 // rows[i] lane j <-> rows[j] lane i.
 [[gnu::always_inline]] inline void transpose(Lanes* r) {

@@ -10,8 +10,8 @@ namespace matmul_avx512 {
 
 using Lanes = __m512;
 constexpr int kLanes = 16;
-constexpr int kGemmRows = 6;      // register block of gemm: rows x vectors of columns
-constexpr int kGemmVectors = 4;
+constexpr int kGemmRows = 12;     // register block of gemm: rows x vectors of columns
+constexpr int kGemmVectors = 2;
 constexpr int kOuterRows = 8;     // register block of gemv_transposed
 constexpr int kOuterVectors = 2;
 
@@ -45,41 +45,61 @@ constexpr int kOuterVectors = 2;
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   const __m512i up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
   const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
-  return _mm512_castsi512_ps(
-      _mm512_mask_mov_epi32(_mm512_and_si512(up, _mm512_set1_epi32(static_cast<int>(0xffff0000u))), nan, bits));
+  const __m512i kept = _mm512_and_si512(up, _mm512_set1_epi32(static_cast<int>(0xffff0000u)));
+  return _mm512_castsi512_ps(_mm512_mask_mov_epi32(kept, nan, bits));
 }
 
-// FP8 e4m3 as FP16 bits: exponent bias 7 against 15, so the value is 2^-8 of the true one; the NaN
-// codes become FP16 NaN. Subnormals are exact.
+// FP8 e4m3 as FP16 bits: exponent bias 7 against 15, so the value is 2^-8 of the true one.
+// Subnormals are exact. The NaN codes become FP16 NaN where kNaN, else some number.
+template <bool kNaN>
 [[gnu::always_inline]] inline Lanes decode_fp8(__m128i codes) {
-  const __m256i wide = _mm256_cvtepu8_epi16(codes);
-  const __m256i magnitude = _mm256_and_si256(wide, _mm256_set1_epi16(0x7f));
-  const __m256i nan = _mm256_and_si256(_mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7f)),
-                                       _mm256_set1_epi16(0x7e00));
-  const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(wide, _mm256_set1_epi16(0x80)), 8);
-  const __m256i half =
-      _mm256_or_si256(_mm256_or_si256(_mm256_slli_epi16(magnitude, 7), sign), nan);
+  const __m256i shifted = _mm256_slli_epi16(_mm256_cvtepi8_epi16(codes), 7);  // sign in bits 15, 14
+  __m256i half = _mm256_and_si256(shifted, _mm256_set1_epi16(static_cast<short>(0xbfff)));
+  if constexpr (kNaN) {
+    const __m256i magnitude =
+        _mm256_or_si256(shifted, _mm256_set1_epi16(static_cast<short>(0xc000)));
+    const __mmask16 nan =
+        _mm256_cmpeq_epi16_mask(magnitude, _mm256_set1_epi16(static_cast<short>(0xff80)));
+    half = _mm256_mask_mov_epi16(half, nan, _mm256_set1_epi16(0x7e00));
+  }
   return _mm512_cvtph_ps(half);
 }
 [[gnu::always_inline]] inline Lanes decode_bf16(__m256i bits) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
 }
 
-template <Format kFormat>
+template <Format kFormat, bool kNaN = true>
 [[gnu::always_inline]] inline Lanes decode(const uint8_t* p) {
   if constexpr (kFormat == Format::kF32) return _mm512_loadu_ps(p);
   if constexpr (kFormat == Format::kBF16)
     return decode_bf16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-  return decode_fp8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return decode_fp8<kNaN>(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
 
 // The first n < kLanes weights, zeros behind; nothing beyond them is read.
-template <Format kFormat>
+template <Format kFormat, bool kNaN = true>
 [[gnu::always_inline]] inline Lanes decode(const uint8_t* p, int64_t n) {
   if constexpr (kFormat == Format::kF32) return _mm512_maskz_loadu_ps(first(n), p);
   if constexpr (kFormat == Format::kBF16) return decode_bf16(_mm256_maskz_loadu_epi16(first(n), p));
-  return decode_fp8(_mm_maskz_loadu_epi8(first(n), p));
+  return decode_fp8<kNaN>(_mm_maskz_loadu_epi8(first(n), p));
 }
+
+// Remembers whether any FP8 code it has seen is NaN.
+struct NaNProbe {
+  __m512i largest = _mm512_setzero_si512();
+
+  [[gnu::always_inline]] void add(const uint8_t* codes, int64_t n) {
+    int64_t i = 0;
+    for (; i + 64 <= n; i += 64) add(_mm512_loadu_si512(codes + i));
+    if (i < n) add(_mm512_maskz_loadu_epi8((1ull << (n - i)) - 1, codes + i));
+  }
+  [[gnu::always_inline]] void add(__m512i codes) {
+    largest = _mm512_max_epu8(largest, _mm512_or_si512(codes, _mm512_set1_epi8(-128)));
+  }
+  [[gnu::always_inline]] bool found() const {
+    return _mm512_cmpeq_epi8_mask(largest, _mm512_set1_epi8(-1)) != 0;
+  }
+};
 
 // rows[i] lane j <-> rows[j] lane i.
 [[gnu::always_inline]] inline void transpose(Lanes* r) {
