@@ -9,7 +9,7 @@
 namespace moechat {
 namespace {
 
-constexpr int64_t kTile = 64;                     // weight rows of one GEMM task
+constexpr int64_t kTile = 128;                    // weight rows of one GEMM task
 constexpr int64_t kRowsPerTask = 256;             // activation rows that share a decoded tile
 constexpr int64_t kRowChunk = 16;                 // activation rows of one element-wise task
 constexpr int64_t kExpertFloats = 128ll << 18;    // 128 MiB of expert outputs at a time

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from moechat import _native
 from moechat.decode.step import DecodeStep, StepRow
+from moechat.errors import EngineClosed
 from moechat.kv.cache import KVCache
 from moechat.kv.channel import Channel
 from moechat.kv.packet import KVPacket
@@ -113,6 +114,22 @@ class DecodeWorker:
                 self._generate()
         for running in self._running:
             self._finish(running, "cancelled", None)
+        self.channel.close()
+        while message := self.channel.receive(block=False):
+            self._refuse(message)
+
+    @staticmethod
+    def _refuse(message: KVPacket | Control) -> None:
+        """Tell whoever waits for a message that nobody will serve it any more."""
+        error = EngineClosed("the engine was closed")
+        match message:
+            case DecodeStart():
+                message.queue.close()
+                message.done("", time.monotonic(), error)
+            case StepLast():
+                message.done(None, error)
+            case Truncate():
+                message.done()
 
     def _generate(self) -> None:
         """Step until a generation finishes or a message arrives; close what finished."""
@@ -159,18 +176,23 @@ class DecodeWorker:
             start.queue.close()
             start.done("", now, error)
             return
-        generation = _native.Generation(
-            self._step.model,
-            start.cache.native,
-            start.sampler,
-            start.queue,
-            start.cancel,
-            start.token,
-            len(start.cache),
-            start.max_tokens,
-            start.context_tokens,
-            start.end_ids,
-        )
+        try:
+            generation = _native.Generation(
+                self._step.model,
+                start.cache.native,
+                start.sampler,
+                start.queue,
+                start.cancel,
+                start.token,
+                len(start.cache),
+                start.max_tokens,
+                start.context_tokens,
+                start.end_ids,
+            )
+        except _native.NativeError as native_error:  # the cache does not hold what it should
+            start.queue.close()
+            start.done("", now, native_error)
+            return
         self._running.append(_Running(start, generation, now))
 
     def _apply(self, packet: KVPacket) -> None:

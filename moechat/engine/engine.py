@@ -48,7 +48,7 @@ class Engine:
         self.context_tokens = _context(context_tokens, self.spec.context_tokens)
         self._sessions: list[Session] = []
         self._numbers = itertools.count()
-        self._closed = False
+        self.closed = False
         try:
             pool = _native.ThreadPool(threads or _native.available_cpus())
         except _native.NativeError as error:
@@ -120,9 +120,7 @@ class Engine:
 
     def submit(self, request: ExtendRequest | GenerateRequest) -> Handle:
         """Put a request on its way; what Session.extend and Session.generate wait on."""
-        if isinstance(request, ExtendRequest):
-            return flow.start_extend(self, request.session, request)
-        return flow.start_generate(self, request.session, request)
+        return flow.start(self, request)
 
     def forget(self, session: Session) -> None:
         """Called by Session.close()."""
@@ -131,16 +129,16 @@ class Engine:
 
     def check_open(self) -> None:
         """Raise EngineClosed after close()."""
-        if self._closed:
+        if self.closed:
             raise EngineClosed("the engine is closed")
 
     def close(self) -> None:
         """Cancel everything, end the threads, unmap the weights. Safe to call twice."""
-        if self._closed:
+        if self.closed:
             return
         for session in self._sessions:
             session.cancel()
-        self._closed = True
+        self.closed = True
         self.prefill.close()
         self.decode.close()
         self.model.checkpoint.close()

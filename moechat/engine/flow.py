@@ -36,29 +36,46 @@ if TYPE_CHECKING:
 Logits = NDArray[np.float32]
 
 
-def start_extend(engine: Engine, session: Session, request: ExtendRequest) -> Handle:
-    """Put an extend on its way."""
-    handle = session.begin(request)
+def start(engine: Engine, request: ExtendRequest | GenerateRequest) -> Handle:
+    """Check a request, take its session and put the work on its way.
+
+    Raises ValueError, PromptTooLong, SessionBusy and the like with the session as it was.
+    """
+    session = request.session
     before = len(session)
-    session.timeline.extend(request.ids)
-    pending = session.timeline.ids[len(session.cache) :]
+    handle = session.begin(request)
+    try:
+        session.timeline.extend(request.ids)
+        if isinstance(request, ExtendRequest):
+            handle.start(_start_extend(engine, handle, request, before))
+        else:
+            handle.start(_start_generate(engine, handle, request))
+    except BaseException:
+        session.timeline.rewind(before)
+        session.end()
+        raise
+    return handle
+
+
+def _start_extend(
+    engine: Engine, handle: Handle, request: ExtendRequest, before: int
+) -> Iterator[Event]:
+    session = request.session
 
     def step_done(logits: Logits | None, error: Exception | None) -> None:
         handle.inbox.put(Failed(error) if error else (logits,))
 
-    if request.logits == "last" and not pending and len(session) > 0:
+    if request.logits == "last" and len(session) > 0:
         session.truncate(len(session) - 1)
-        pending = session.timeline.ids[-1:]
+    pending = session.timeline.ids[len(session.cache) :]
     if request.logits == "last" and pending:
         step = StepLast(session.cache, pending[-1], step_done)
         _prefill(engine, session, handle, pending[:-1], step)
     else:
         wanted = len(request.ids) if request.logits == "all" else 0
-        logits_from = len(pending) - wanted if wanted else None
         step = StepLast(session.cache, None, step_done)
-        _prefill(engine, session, handle, pending, step, logits_from)
-    handle.start(_extend_events(session, handle, request, before))
-    return handle
+        _prefill(engine, session, handle, pending, step, len(pending) - wanted if wanted else None)
+    return _extend_events(session, handle, request, before)
 
 
 def _extend_events(
@@ -125,12 +142,10 @@ def _prefill(
     )
 
 
-def start_generate(engine: Engine, session: Session, request: GenerateRequest) -> Handle:
-    """Put a generate on its way."""
+def _start_generate(engine: Engine, handle: Handle, request: GenerateRequest) -> Iterator[Event]:
+    session = request.session
     submitted_seconds = time.monotonic()
     answer = Answer(engine.text_or_none, request.params.stop)
-    handle = session.begin(request)
-    session.timeline.extend(request.ids)
     session.truncate(len(session) - 1)
     cached = len(session.cache)
     pending = session.timeline.ids[cached:]
@@ -155,8 +170,7 @@ def start_generate(engine: Engine, session: Session, request: GenerateRequest) -
     )
     stats = TurnStats(new_prompt_tokens=len(pending), cached_prompt_tokens=cached, seed=seed)
     _prefill(engine, session, handle, pending[:-1], start)
-    handle.start(_generate_events(session, handle, answer, queue, stats, submitted_seconds))
-    return handle
+    return _generate_events(session, handle, answer, queue, stats, submitted_seconds)
 
 
 def _generate_events(

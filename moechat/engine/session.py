@@ -83,7 +83,9 @@ class Session:
     def close(self) -> None:
         """Cancel and forget the cache."""
         self.cancel()
-        self._engine.decode.channel.send(Detach(self.cache))
+        self._engine.forget(self)
+        if not self._engine.closed:
+            self._engine.decode.channel.send(Detach(self.cache))
 
     # The rest is for engine.flow.
 
@@ -110,13 +112,17 @@ class Session:
             self._busy.release()
 
     def truncate(self, position: int) -> None:
-        """Have the decode thread drop slots from ``position`` on; waits until it did."""
+        """Have the decode thread drop slots from ``position`` on; waits until it did.
+
+        After Engine.close() nobody will read the cache again, and nothing is done.
+        """
+        if self._engine.closed:
+            return
         if max(self.cache.num_slots(layer) for layer in range(self.cache.num_layers)) <= position:
             return
         done = threading.Event()
         self._engine.decode.channel.send(Truncate(self.cache, position, done.set))
-        while not done.wait(POLL_SECONDS):
-            self._engine.check_open()
+        done.wait()
 
 
 def _busy() -> SessionBusy:

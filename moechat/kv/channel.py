@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from moechat.errors import EngineClosed
 from moechat.kv.packet import KVPacket
 
 Message = TypeVar("Message")
@@ -23,6 +24,7 @@ class Channel(Generic[Message]):
         self._on_arrival = on_arrival
         self._messages: deque[KVPacket | Message] = deque()
         self._num_packets = 0
+        self._closed = False
         self._changed = threading.Condition()
 
     def send_packet(self, packet: KVPacket, cancelled: Callable[[], bool]) -> bool:
@@ -38,11 +40,18 @@ class Channel(Generic[Message]):
         return True
 
     def send(self, message: Message) -> None:
-        """Send a control message at once."""
+        """Send a control message at once. Raises EngineClosed after close()."""
         with self._changed:
+            if self._closed:
+                raise EngineClosed("the engine was closed")
             self._messages.append(message)
             self._changed.notify_all()
         self._on_arrival()
+
+    def close(self) -> None:
+        """Refuse control messages from now on (EngineClosed); what waits can still be received."""
+        with self._changed:
+            self._closed = True
 
     def wake(self) -> None:
         """Make blocked senders look at their ``cancelled()`` again."""

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moechat import _native
+from moechat.errors import EngineClosed
 from moechat.events import PrefillProgress
 from moechat.kv.cache import KVCache
 from moechat.kv.channel import Channel
@@ -54,17 +55,24 @@ class PrefillWorker:
         self, model: _native.Model, pool: _native.ThreadPool, channel: Channel[Any]
     ) -> None:
         self._model, self._pool, self._channel = model, pool, channel
+        self._lock = threading.Lock()
+        self._closed = False
         self._jobs: queue.SimpleQueue[PrefillJob | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="prefill", daemon=True)
         self._thread.start()
 
     def submit(self, job: PrefillJob) -> None:
-        """Queue a job."""
-        self._jobs.put(job)
+        """Queue a job. Raises EngineClosed after close()."""
+        with self._lock:
+            if self._closed:
+                raise EngineClosed("the engine was closed")
+            self._jobs.put(job)
 
     def close(self) -> None:
         """Let queued jobs end, then the thread. Cancel them first to be quick."""
-        self._jobs.put(None)
+        with self._lock:
+            self._closed = True
+            self._jobs.put(None)
         self._thread.join()
 
     def _run(self) -> None:

@@ -10,7 +10,8 @@
 namespace moechat {
 namespace {
 
-constexpr int64_t kQueryBlock = 64;             // queries of one attention task
+constexpr int64_t kMaxQueries = 128;            // queries of one attention task, at most
+constexpr int64_t kTaskFlops = 80'000'000;      // and about this much work
 constexpr int64_t kKeyBlock = 128;              // keys between two updates of the running softmax
 constexpr int64_t kGroupBytes = 64ll << 20;     // expanded keys and values held at a time
 constexpr float kMasked = -std::numeric_limits<float>::infinity();
@@ -25,11 +26,14 @@ PrefillAttention::PrefillAttention(const Model& model, const InstructionSet& isa
   const ModelDims& d = model.dims;
   const int64_t head_bytes = num_keys * (d.qk_dim() + d.v_dim) * 4;
   group_heads_ = std::clamp<int64_t>(kGroupBytes / head_bytes, 1, d.num_heads);
+  // By the shape alone. Many queries share one packing of the keys; few keep a task short.
+  const int64_t query_flops = 2 * num_keys * (d.qk_dim() + d.v_dim);
+  query_block_ = std::clamp<int64_t>(kTaskFlops / query_flops / 16 * 16, 16, kMaxQueries);
   const auto heads = static_cast<size_t>(group_heads_);
   query_.resize(heads * static_cast<size_t>(num_tokens * d.qk_dim()));
   key_.resize(heads * static_cast<size_t>(num_keys * d.qk_dim()));
   value_.resize(heads * static_cast<size_t>(num_keys * d.v_dim));
-  const int64_t attend_floats = kQueryBlock * (kKeyBlock + 2 * d.v_dim);
+  const int64_t attend_floats = kMaxQueries * (kKeyBlock + 2 * d.v_dim);
   const int64_t expand_floats = kKeyBlock * (d.nope_dim + d.v_dim);
   const int64_t window_floats = kMaxGemvRows * num_keys;
   worker_floats_.resize(static_cast<size_t>(pool.num_threads()));
@@ -63,7 +67,7 @@ void PrefillAttention::add_phases(Job& job, const AttentionWeights& weights, con
   window = std::min(window, num_tokens_);
   if (window_mass != nullptr)
     head_mass_.assign(static_cast<size_t>(d.num_heads * num_keys_), 0.0f);
-  const int64_t query_blocks = blocks(num_tokens_, kQueryBlock);
+  const int64_t query_blocks = blocks(num_tokens_, query_block_);
   const int64_t key_blocks = blocks(num_keys_, kKeyBlock);
   for (int64_t first = 0; first < d.num_heads; first += group_heads_) {
     const int64_t heads = std::min(group_heads_, d.num_heads - first);
@@ -151,16 +155,16 @@ void PrefillAttention::expand_keys(const AttentionWeights& weights, int64_t head
 void PrefillAttention::attend(int64_t head, int64_t slot, int64_t block, float* values,
                               int worker) {
   const ModelDims& d = model_.dims;
-  const int64_t begin = block * kQueryBlock, count = std::min(kQueryBlock, num_tokens_ - begin);
+  const int64_t begin = block * query_block_, count = std::min(query_block_, num_tokens_ - begin);
   const int64_t prefix = num_keys_ - num_tokens_;
-  float* scores = worker_floats_[static_cast<size_t>(worker)].data();  // [kQueryBlock][kKeyBlock]
-  float* block_out = scores + kQueryBlock * kKeyBlock;                 // [kQueryBlock][v_dim]
-  float* out = block_out + kQueryBlock * d.v_dim;                      // [kQueryBlock][v_dim]
-  float max[kQueryBlock], sum[kQueryBlock];
-  const float* queries[kQueryBlock];
-  const float* probabilities[kQueryBlock];
-  float* score_rows[kQueryBlock];
-  float* block_rows[kQueryBlock];
+  float* scores = worker_floats_[static_cast<size_t>(worker)].data();  // [kMaxQueries][kKeyBlock]
+  float* block_out = scores + kMaxQueries * kKeyBlock;                 // [kMaxQueries][v_dim]
+  float* out = block_out + kMaxQueries * d.v_dim;                      // [kMaxQueries][v_dim]
+  float max[kMaxQueries], sum[kMaxQueries];
+  const float* queries[kMaxQueries];
+  const float* probabilities[kMaxQueries];
+  float* score_rows[kMaxQueries];
+  float* block_rows[kMaxQueries];
   for (int64_t i = 0; i < count; ++i) {
     queries[i] = query_.data() + (slot * num_tokens_ + begin + i) * d.qk_dim();
     score_rows[i] = scores + i * kKeyBlock;

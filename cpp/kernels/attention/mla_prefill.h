@@ -44,7 +44,7 @@ class PrefillAttention {
   const Model& model_;
   const InstructionSet& isa_;
   ThreadPool& pool_;
-  int64_t num_tokens_, num_keys_, group_heads_;
+  int64_t num_tokens_, num_keys_, group_heads_, query_block_;
   std::vector<float> query_;          // [G][T][qk_dim]
   std::vector<float> key_, value_;    // [G][n][qk_dim], [G][n][v_dim]
   std::vector<float> head_mass_;      // [num_heads][n], only with a window

@@ -69,7 +69,7 @@ int64_t Experts::split(const ExpertsCall& call, MatrixView MlpWeights::*matrix) 
     const auto pairs = static_cast<int64_t>(groups_[g].pairs.size());
     if (pairs == 0) continue;
     const MatrixView& w = groups_[g].mlp->*matrix;
-    const int64_t block = decode ? rows_per_block(w) : 2 * kRowBlock;
+    const int64_t block = decode ? rows_per_block(w) : 4 * kRowBlock;
     for (int64_t first = 0; first < pairs; first += kPairsPerTask)
       for (int64_t row = 0; row < w.rows; row += block)
         tasks_.push_back({static_cast<int64_t>(g), row, std::min(row + block, w.rows), first,
