@@ -231,4 +231,7 @@ def _batch(
             file=sys.stderr,
         )
         return EXIT_INTERRUPTED
-    return EXIT_FAILED_LINES if outcome.num_failed else 0
+    if outcome.num_failed:
+        print(f"{outcome.num_failed} of {outcome.num_results} lines failed", file=sys.stderr)
+        return EXIT_FAILED_LINES
+    return 0

@@ -28,8 +28,8 @@ class Conversation:
 
     @property
     def used_tokens(self) -> int:
-        """Tokens on the timeline."""
-        return len(self._session)
+        """Tokens on the timeline; the very last one of a full context needs no room."""
+        return min(len(self._session), self.context_tokens)
 
     @property
     def context_tokens(self) -> int:

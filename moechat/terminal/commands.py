@@ -32,6 +32,10 @@ class Command:
         return not self.needs_turns or bool(chat.conversation.turns)
 
 
+# What users of other tools type.
+_ALIASES = {"/bye": "/exit", "/quit": "/exit", "/?": "/help"}
+
+
 def valid_commands(chat: Chat) -> list[tuple[str, str]]:
     """Names and help of what can be given now."""
     return [(command.name, command.help) for command in COMMANDS if command.is_valid(chat)]
@@ -40,6 +44,7 @@ def valid_commands(chat: Chat) -> list[tuple[str, str]]:
 def parse_command(line: str, chat: Chat) -> tuple[Command, str]:
     """The command and argument of a line that starts with a slash. Raises Usage."""
     name, *rest = line.split(maxsplit=1)
+    name = _ALIASES.get(name, name)
     argument = rest[0].rstrip() if rest else ""
     command = next((command for command in COMMANDS if command.name == name), None)
     if command is None:
@@ -116,7 +121,12 @@ COMMANDS = (
     Command("/exit", "", "leave", _exit),
     Command("/clear", "", "forget the talk; the system text stays", _clear),
     Command("/system", "[TEXT]", "show or set the system text; none removes it", _system),
-    Command("/set", "[NAME VALUE]", "change a sampling value; alone: show all", _set),
+    Command(
+        "/set",
+        "[NAME VALUE]",
+        "change a value (default: as at start); alone: show all",
+        _set,
+    ),
     Command("/stats", "", "counters of the last answer and of the context", _stats),
     Command("/regen", "", "answer the last message again", _regen, needs_turns=True),
     Command("/undo", "", "forget the last message and its answer", _undo, needs_turns=True),

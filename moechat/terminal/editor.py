@@ -34,6 +34,7 @@ class Editor:
             history=_history(history_path),
             completer=_completer(commands),
             complete_while_typing=False,
+            enable_suspend=True,
             output=_output(),
         )
 

@@ -109,10 +109,11 @@ class Chat:
         try:
             if not text.strip():
                 return None
-            if text.startswith("/") and not text.startswith("//"):
-                command, argument = parse_command(text, self)
+            words = text.lstrip()
+            if words.startswith("/") and not words.startswith("//"):
+                command, argument = parse_command(words, self)
                 return command.action(self, argument)
-            message = text[1:] if text.startswith("//") else text
+            message = words[1:] if words.startswith("//") else text
             self.answer(lambda: self.conversation.ask(message, self.settings.params()))
         except PromptTooLong as error:
             self._report(error, format_error(self._with_offers(error)))

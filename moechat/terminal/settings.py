@@ -12,6 +12,7 @@ from moechat.sample.params import SamplingParams
 _INTEGERS = frozenset({"top_k", "seed", "max_tokens"})
 _HIDDEN = frozenset({"ignore_end"})  # for measurements, not for talks
 _OFF = "none"
+_RESET = "default"
 
 
 class Settings:
@@ -33,6 +34,9 @@ class Settings:
         for name, value in (flags or {}).items():
             if value is not None:
                 self._replace(name, tuple(value) if name == "stop" else value, "flag")
+        self._initial = {
+            name: (getattr(self._params, name), self._origins[name]) for name in self.names()
+        }
 
     @staticmethod
     def names() -> list[str]:
@@ -45,13 +49,20 @@ class Settings:
         return self._params
 
     def set_text(self, name: str, text: str) -> None:
-        """Set a value as typed; "none" is no value. Raises BadParameter and then sets nothing."""
+        """Set a value as typed; "none" is no value, "default" the one at start.
+
+        Raises BadParameter and then sets nothing.
+        """
         name = name.replace("-", "_").lower()
         if name not in self.names():
             raise BadParameter(
                 f"there is no setting {name!a}", next_step=f"Settings: {', '.join(self.names())}"
             )
-        self._replace(name, _parse(name, text), "set")
+        if text == _RESET:
+            value, origin = self._initial[name]
+            self._replace(name, value, origin)
+        else:
+            self._replace(name, _parse(name, text), "set")
 
     def describe(self) -> list[tuple[str, str, str]]:
         """All settings as (name, value, origin)."""

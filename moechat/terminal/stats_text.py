@@ -46,7 +46,7 @@ def stats_json(finished: Finished) -> str:
 def cut_note(finished: Finished, context_tokens: int) -> str:
     """Why the answer is incomplete; empty when it is complete."""
     if finished.finish_reason == "length":
-        return f"cut at {finished.stats.decode_tokens} tokens (--max-tokens)"
+        return f"cut at {finished.stats.decode_tokens} tokens by the max_tokens limit"
     if finished.finish_reason == "context":
         return f"cut: the context of {context_tokens} tokens is full"
     return "interrupted" if finished.finish_reason == "cancelled" else ""

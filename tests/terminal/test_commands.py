@@ -84,7 +84,7 @@ def test_debug_shows_the_traceback(open_chat):
 
 def test_stats_and_cut(open_chat):
     chat = open_chat(plain=True)
-    chat.say("cut", "cut at 1 tokens (--max-tokens)")
+    chat.say("cut", "cut at 1 tokens by the max_tokens limit")
     assert "7 new + 3 cached" in chat.text and "seed 42" in chat.text
     chat.say("/stats", "context: 20 of 100 tokens used")
 

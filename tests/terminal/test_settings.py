@@ -44,3 +44,14 @@ def test_a_refused_value_changes_nothing(name, text):
     with pytest.raises(BadParameter):
         settings.set_text(name, text)
     assert settings.describe() == before
+
+
+def test_default_gives_back_the_value_at_start():
+    settings = Settings(SamplingParams(temperature=0.6), {"top_k": 5})
+    for name, value in (("temperature", "0.1"), ("top_k", "9"), ("seed", "4")):
+        settings.set_text(name, value)
+        settings.set_text(name, "default")
+    rows = {name: (value, origin) for name, value, origin in settings.describe()}
+    assert rows["temperature"] == ("0.6", "model")
+    assert rows["top_k"] == ("5", "flag")
+    assert rows["seed"] == ("none", "default")

@@ -72,7 +72,7 @@ def test_an_answer_that_fails_ends_its_line_but_nothing_else_does():
 @pytest.mark.parametrize(
     ("reason", "note"),
     [
-        ("length", "cut at 12 tokens (--max-tokens)"),
+        ("length", "cut at 12 tokens by the max_tokens limit"),
         ("context", "the context of 64 tokens is full"),
         ("cancelled", "interrupted"),
     ],

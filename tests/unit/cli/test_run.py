@@ -300,7 +300,7 @@ def test_batch_gives_an_object_a_line_and_code_6(moechat):
     assert rows[0]["text"] == "Oslo." and rows[2]["error"]["name"] == "bad-line"
     assert moechat.engine.asked == ["What day?", "What is 7 plus 8?"]
     assert moechat.engine.systems == ["", ["F"], ["S"]]
-    assert result.stderr == ""
+    assert result.stderr == "1 of 3 lines failed\n"
 
 
 def test_batch_without_failures_is_0(moechat):
