@@ -208,7 +208,7 @@ def test_stats_go_to_stderr(moechat):
 def test_cut_answer_says_so_also_without_stats(moechat):
     moechat.engine.finish_reason = "length"
     result = moechat("run", "mini", "q")
-    assert result.code == 0 and "--max-tokens" in result.stderr
+    assert result.code == 0 and "max_tokens" in result.stderr
 
 
 def test_unknown_model_names_close_ones_and_the_order(moechat):
