@@ -35,6 +35,12 @@ void check_cache(const Model& model, const KVCache& cache) {
         "the KV cache belongs to another model or compute mode");
 }
 
+// Every layer must hold exactly the slots before `position`.
+void check_holds(const KVCache& cache, int64_t position) {
+  for (int64_t layer = 0; layer < cache.num_layers(); ++layer)
+    check(cache.num_slots(layer) == position, "the cache must hold exactly the slots before");
+}
+
 // Slots in the cache's own element type: uint16 (BF16) or float32.
 py::array encoded_slots(KVEncoding encoding, int64_t count, int64_t width) {
   const std::vector<py::ssize_t> shape{count, width};
@@ -71,6 +77,7 @@ void append_slots(KVCache& cache, int64_t layer, const IntArray& positions, cons
 }
 
 std::vector<FloatArray> run_step(DecodeStep& step, const PyModel& model, const py::list& rows) {
+  check(&step.model() == &model.model, "the step belongs to another model");
   // rows: (cache, tokens int32[k], position, wanted)
   std::vector<StepRow> step_rows;
   std::vector<IntArray> tokens;
@@ -82,8 +89,9 @@ std::vector<FloatArray> run_step(DecodeStep& step, const PyModel& model, const p
     const IntArray& ids = tokens.back();
     const auto position = row[2].cast<int32_t>();
     check(ids.ndim() == 1 && ids.size() > 0, "a row needs at least one token");
-    check(position >= 0, "a position cannot be negative");
     check_cache(model.model, cache);
+    check_holds(cache, position);
+    check(position <= INT32_MAX - ids.size(), "the positions do not fit 32 bits");
     check_tokens(model.model, ids.data(), ids.size());
     for (const StepRow& other : step_rows) check(other.cache != &cache, "two rows share a cache");
     logits.push_back(FloatArray(row[3].cast<bool>() ? model.model.dims.vocab : 0));
@@ -104,9 +112,13 @@ FloatArray run_experts(const PyModel& model, ThreadPool& pool, int64_t layer, co
   check(ids.ndim() == 2 && ids.shape(0) == x.shape(0) && ids.shape(1) > 0, "ids must be [rows, k]");
   check(weights.ndim() == 2 && weights.shape(0) == ids.shape(0) && weights.shape(1) == ids.shape(1),
         "weights must be [rows, k]");
-  for (py::ssize_t i = 0; i < ids.size(); ++i)
+  const py::ssize_t k = ids.shape(1);
+  for (py::ssize_t i = 0; i < ids.size(); ++i) {
     check(ids.data()[i] >= 0 && ids.data()[i] < model.model.dims.num_experts,
           "an expert id is out of range");
+    for (py::ssize_t j = i / k * k; j < i; ++j)
+      check(ids.data()[i] != ids.data()[j], "an expert stands twice in a row");
+  }
   FloatArray y({x.shape(0), x.shape(1)});
   ExpertsCall call;
   call.layer = &layer_weights;
@@ -129,6 +141,7 @@ FloatArray run_experts(const PyModel& model, ThreadPool& pool, int64_t layer, co
 
 py::object run_prefill_layer(Prefill& prefill, const CancelFlag& cancel, int64_t window) {
   check(window >= 0, "the window cannot be negative");
+  check(prefill.next_layer() < prefill.num_layers(), "all layers have run, or the prefill was cut");
   FloatArray mass(window > 0 ? prefill.num_keys() : 0);
   {
     const py::gil_scoped_release release;
@@ -144,6 +157,7 @@ py::object run_prefill_layer(Prefill& prefill, const CancelFlag& cancel, int64_t
 
 py::object prefill_logits(Prefill& prefill, const CancelFlag& cancel, int64_t first) {
   check(first >= 0 && first < prefill.num_tokens(), "first token out of range");
+  check(prefill.next_layer() == prefill.num_layers(), "logits come after the last layer");
   FloatArray out({prefill.num_tokens() - first, prefill.vocab()});
   const py::gil_scoped_release release;
   const bool complete = prefill.logits(&cancel, first, out.mutable_data());
@@ -207,9 +221,7 @@ void register_engine(py::module_& m) {
              check(tokens.ndim() == 1 && tokens.size() > 0, "prefill needs at least one token");
              check_tokens(model.model, tokens.data(), tokens.size());
              check_cache(model.model, cache);
-             for (int64_t layer = 0; layer < cache.num_layers(); ++layer)
-               check(prefix >= 0 && cache.num_slots(layer) == prefix,
-                     "the cache does not hold exactly the prefix");
+             check_holds(cache, prefix);
              return std::make_unique<Prefill>(
                  model.model, pool, cache,
                  std::vector<int32_t>(tokens.data(), tokens.data() + tokens.size()), prefix);
@@ -241,6 +253,7 @@ void register_engine(py::module_& m) {
       .def("close", &TokenQueue::close)
       .def("pop",
            [](TokenQueue& self, double timeout_seconds) {
+             check(timeout_seconds >= 0 && timeout_seconds <= 3600, "a timeout of 0..3600 seconds");
              bool finished = false;
              std::vector<TimedToken> taken;
              {
@@ -260,8 +273,8 @@ void register_engine(py::module_& m) {
              check_cache(model.model, cache);
              check_tokens(model.model, &token, 1);
              check(max_tokens > 0, "max_tokens must be positive");
-             for (int64_t layer = 0; layer < cache.num_layers(); ++layer)
-               check(cache.num_slots(layer) == position, "the cache must hold the slots before the token");
+             check(sampler.vocab() == model.model.dims.vocab, "the sampler has another vocabulary");
+             check_holds(cache, position);
              return Generation{&cache,     &sampler,       &queue,  &cancel,
                                token,      position,       max_tokens, context_tokens,
                                std::move(end_ids), ""};
@@ -276,6 +289,13 @@ void register_engine(py::module_& m) {
   m.def("generate",
         [](DecodeStep& step, const PyModel& model, const std::vector<Generation*>& generations,
            const CancelFlag& interrupt) {
+          check(&step.model() == &model.model, "the step belongs to another model");
+          for (size_t i = 0; i < generations.size(); ++i) {
+            check(generations[i] != nullptr, "a generation cannot be None");
+            check_holds(*generations[i]->cache, generations[i]->position);
+            for (size_t j = 0; j < i; ++j)
+              check(generations[i]->cache != generations[j]->cache, "two generations share a cache");
+          }
           const py::gil_scoped_release release;
           generate(step, generations, model.model.dims.vocab, interrupt);
         },

@@ -13,7 +13,8 @@ bool any_finished(const std::vector<Generation*>& generations) {
   bool any = false;
   for (Generation* g : generations) {
     if (g->finish_reason.empty() && g->cancel->raised()) g->finish_reason = "cancelled";
-    if (g->finish_reason.empty() && g->position >= g->context_tokens) g->finish_reason = "context";
+    if (g->finish_reason.empty() && g->position + 1 >= g->context_tokens)
+      g->finish_reason = "context";
     any = any || !g->finish_reason.empty();
   }
   return any;
@@ -28,7 +29,7 @@ void accept(Generation& g, int32_t token) {
     g.finish_reason = "stop";
   else if (g.max_tokens == 0)
     g.finish_reason = "length";
-  else if (g.position >= g.context_tokens)
+  else if (g.position + 1 >= g.context_tokens)
     g.finish_reason = "context";
   g.queue->push(token);
 }

@@ -21,7 +21,7 @@ struct Generation {
   int32_t token = 0;
   int32_t position = 0;
   int64_t max_tokens = 0;      // still allowed; every sampled token counts
-  int64_t context_tokens = 0;  // a token at this position does not fit
+  int64_t context_tokens = 0;  // of prompt and answer together
   std::vector<int32_t> end_ids;
   std::string finish_reason;  // "", "stop", "length", "context", "cancelled"
 };

@@ -30,6 +30,7 @@ class DecodeStep {
   // caches then hold the step's slots and must be truncated by the caller. Returns false when
   // `cancel` cut the step short, likewise.
   bool run(const std::vector<StepRow>& rows, const CancelFlag* cancel);
+  const Model& model() const { return model_; }
 
  private:
   // One token on its way through the layers.

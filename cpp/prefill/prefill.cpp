@@ -75,8 +75,10 @@ bool Prefill::run_layer(const CancelFlag* cancel, float* window_mass, int64_t wi
   job.cancel = cancel;
   add_attention(job, weights, window_mass, window);
   add_feed_forward(job, weights);
+  spent_ = true;  // unless all goes well
   if (!pool_.run(Priority::kPrefill, job)) return false;
   if (!all_finite(x_.data(), static_cast<int64_t>(x_.size()))) throw_non_finite(layer_);
+  spent_ = false;
   ++layer_;
   return true;
 }

@@ -27,7 +27,9 @@ class Prefill {
   // PrefillAttention. Returns false when `cancel` cut it; throws Status "non-finite-logits" naming the
   // layer. The object is spent after either.
   bool run_layer(const CancelFlag* cancel, float* window_mass, int64_t window);
-  int64_t next_layer() const { return layer_; }
+  // Past num_layers() once a layer was cut or failed.
+  int64_t next_layer() const { return spent_ ? num_layers() + 1 : layer_; }
+  int64_t num_layers() const { return static_cast<int64_t>(model_.layers.size()); }
   // The span's slots of the layer run last, in the cache's encoding: [num_tokens][slot_bytes].
   const std::vector<uint8_t>& kv() const { return kv_encoded_; }
   // Experts chosen in the layer run last: [num_tokens][experts_per_token]; empty for a dense layer.
@@ -54,6 +56,7 @@ class Prefill {
   const KVCache& cache_;
   std::vector<int32_t> tokens_;
   int64_t prefix_, layer_ = 0;
+  bool spent_ = false;
   Experts experts_;
   std::vector<ExpertsCall> calls_;
   PrefillAttention attention_;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from moechat import _native
 from moechat.decode.step import DecodeStep, StepRow
-from moechat.errors import EngineClosed
+from moechat.errors import EngineClosed, PacketRefused
 from moechat.kv.cache import KVCache
 from moechat.kv.channel import Channel
 from moechat.kv.packet import KVPacket
@@ -29,22 +30,24 @@ class Truncate:
 
 @dataclass(frozen=True)
 class StepLast:
-    """Step one token and hand its logits [vocab] to ``done``; None skips the step."""
+    """Step one token at ``position``, logits [vocab] to ``done``; token None: only wait for KV."""
 
     cache: KVCache
+    position: int  # slots that every layer must hold by then
     token: int | None
     done: Callable[[NDArray[np.float32] | None, Exception | None], None]
 
 
 @dataclass(frozen=True)
 class DecodeStart:
-    """Decode from ``token`` on, the first id that the cache does not hold, until it finishes.
+    """Decode from ``token`` at ``position`` on until it finishes.
 
     ``done(finish_reason, started_seconds, error)`` is called on the decode thread after the queue
     was closed; ``started_seconds`` is time.monotonic() when the first step was due.
     """
 
     cache: KVCache
+    position: int  # slots that every layer must hold by then
     sampler: _native.Sampler
     queue: _native.TokenQueue
     cancel: _native.CancelFlag
@@ -64,14 +67,7 @@ class _Running:
 
 @dataclass(frozen=True)
 class Attach:
-    """Make a cache known, so that its packets are applied."""
-
-    cache: KVCache
-
-
-@dataclass(frozen=True)
-class Detach:
-    """Forget a cache; packets still on their way to it are dropped."""
+    """Make a cache known, so that its packets are applied as long as somebody holds it."""
 
     cache: KVCache
 
@@ -81,7 +77,7 @@ class Close:
     """End the thread; running generations are cancelled."""
 
 
-Control = Truncate | StepLast | DecodeStart | Attach | Detach | Close
+Control = Truncate | StepLast | DecodeStart | Attach | Close
 
 
 class DecodeWorker:
@@ -93,7 +89,7 @@ class DecodeWorker:
         self._step = DecodeStep(model, pool)
         self._interrupt = _native.CancelFlag()
         self.channel: Channel[Control] = Channel(channel_capacity, self._interrupt.raise_)
-        self._caches: dict[int, KVCache] = {}
+        self._caches: weakref.WeakValueDictionary[int, KVCache] = weakref.WeakValueDictionary()
         self._refused: dict[int, Exception] = {}  # first bad packet of a session
         self._running: list[_Running] = []
         self._closing = False
@@ -103,7 +99,8 @@ class DecodeWorker:
     def close(self) -> None:
         """Cancel what runs and end the thread."""
         self.channel.send(Close())
-        self._thread.join()
+        if threading.current_thread() is not self._thread:  # the collector may run anywhere
+            self._thread.join()
 
     def _run(self) -> None:
         while not self._closing:
@@ -137,8 +134,8 @@ class DecodeWorker:
         generations = [running.generation for running in self._running]
         try:
             _native.generate(self._step.native, self._step.model, generations, self._interrupt)
-        except _native.NativeError as native_error:
-            error = native_error
+        except Exception as failure:  # told to whoever waits: this thread serves everybody
+            error = failure
         for running in list(self._running):
             if error is not None or running.generation.finish_reason:
                 self._running.remove(running)
@@ -155,9 +152,6 @@ class DecodeWorker:
                 self._apply(message)
             case Attach(cache):
                 self._caches[cache.session] = cache
-            case Detach(cache):
-                self._caches.pop(cache.session, None)
-                self._refused.pop(cache.session, None)
             case Truncate(cache, position, done):
                 self._refused.pop(cache.session, None)
                 cache.truncate(position)
@@ -171,12 +165,8 @@ class DecodeWorker:
 
     def _start(self, start: DecodeStart) -> None:
         now = time.monotonic()
-        error = self._refused.pop(start.cache.session, None)
-        if error is not None:
-            start.queue.close()
-            start.done("", now, error)
-            return
         try:
+            self._check_arrived(start.cache, start.position)
             generation = _native.Generation(
                 self._step.model,
                 start.cache.native,
@@ -184,14 +174,14 @@ class DecodeWorker:
                 start.queue,
                 start.cancel,
                 start.token,
-                len(start.cache),
+                start.position,
                 start.max_tokens,
                 start.context_tokens,
                 start.end_ids,
             )
-        except _native.NativeError as native_error:  # the cache does not hold what it should
+        except Exception as error:  # told to whoever waits: this thread serves everybody
             start.queue.close()
-            start.done("", now, native_error)
+            start.done("", now, error)
             return
         self._running.append(_Running(start, generation, now))
 
@@ -204,17 +194,22 @@ class DecodeWorker:
         except Exception as error:  # reported with the message that waits for these packets
             self._refused[packet.session] = error
 
+    def _check_arrived(self, cache: KVCache, position: int) -> None:
+        """Raise what kept a packet out, or PacketRefused unless all slots have arrived."""
+        refused = self._refused.pop(cache.session, None)
+        if refused is not None:
+            raise refused
+        if not cache.holds(position):
+            raise PacketRefused("KV packets are missing", f"the cache lacks slots below {position}")
+
     def _step_last(self, message: StepLast) -> None:
         cache = message.cache
-        error = self._refused.pop(cache.session, None)
-        if error is not None or message.token is None:
-            message.done(None, error)
-            return
-        position = len(cache)
         try:
-            (logits,) = self._step.run([StepRow(cache, [message.token])])
-        except _native.NativeError as native_error:
-            cache.truncate(position)
-            message.done(None, native_error)
+            self._check_arrived(cache, message.position)
+            logits = None
+            if message.token is not None:
+                (logits,) = self._step.run([StepRow(cache, [message.token])])
+        except Exception as error:  # told to whoever waits: this thread serves everybody
+            message.done(None, error)
             return
         message.done(logits, None)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
+import threading
+import weakref
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -19,6 +21,7 @@ from moechat.errors import BadParameter, EngineClosed, TextUnavailable, from_nat
 from moechat.prefill.worker import PrefillWorker
 from moechat.registry import load_registry
 from moechat.sample.params import SamplingParams
+from moechat.weights.mapped import Checkpoint
 
 if TYPE_CHECKING:
     from moechat.engine.text import TextModel
@@ -46,16 +49,20 @@ class Engine:
         self.model = load_model(folder, compute)
         self.spec = self.model.spec
         self.context_tokens = _context(context_tokens, self.spec.context_tokens)
-        self._sessions: list[Session] = []
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+        self._lock = threading.Lock()  # close() against requests that begin
         self._numbers = itertools.count()
-        self.closed = False
         try:
-            pool = _native.ThreadPool(threads or _native.available_cpus())
+            pool = _native.ThreadPool(_native.available_cpus() if threads is None else threads)
         except _native.NativeError as error:
             raise from_native(*error.args) from error
         self.threads = pool.num_threads
         self.decode = DecodeWorker(self.model.native, pool, channel_packets)
         self.prefill = PrefillWorker(self.model.native, pool, self.decode.channel)
+        # Runs at close(), when the engine is dropped, and at interpreter exit.
+        self._shut_down = weakref.finalize(
+            self, _shut_down, self._sessions, self.prefill, self.decode, self.model.checkpoint
+        )
 
     @classmethod
     def open(
@@ -115,17 +122,20 @@ class Engine:
         """A new, empty talk."""
         self.check_open()
         session = Session(self, next(self._numbers))
-        self._sessions.append(session)
+        self._sessions.add(session)
         return session
 
     def submit(self, request: ExtendRequest | GenerateRequest) -> Handle:
         """Put a request on its way; what Session.extend and Session.generate wait on."""
-        return flow.start(self, request)
+        if request.session.engine is not self:
+            raise BadParameter("the session belongs to another engine")
+        with self._lock:
+            return flow.start(self, request)
 
-    def forget(self, session: Session) -> None:
-        """Called by Session.close()."""
-        if session in self._sessions:
-            self._sessions.remove(session)
+    @property
+    def closed(self) -> bool:
+        """Whether close() has run."""
+        return not self._shut_down.alive
 
     def check_open(self) -> None:
         """Raise EngineClosed after close()."""
@@ -134,14 +144,8 @@ class Engine:
 
     def close(self) -> None:
         """Cancel everything, end the threads, unmap the weights. Safe to call twice."""
-        if self.closed:
-            return
-        for session in self._sessions:
-            session.cancel()
-        self.closed = True
-        self.prefill.close()
-        self.decode.close()
-        self.model.checkpoint.close()
+        with self._lock:
+            self._shut_down()
 
     def __enter__(self) -> Engine:
         return self
@@ -153,6 +157,19 @@ class Engine:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _shut_down(
+    sessions: weakref.WeakSet[Session],
+    prefill: PrefillWorker,
+    decode: DecodeWorker,
+    checkpoint: Checkpoint,
+) -> None:
+    for session in list(sessions):
+        session.cancel()
+    prefill.close()
+    decode.close()
+    checkpoint.close()
 
 
 def _choice(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -6,11 +6,12 @@ the cache as packets; the last one goes through a decode step, whose logits star
 
 from __future__ import annotations
 
+import queue
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +20,12 @@ from moechat import _native
 from moechat.decode.worker import Control, DecodeStart, StepLast, Truncate
 from moechat.engine.answer import Answer
 from moechat.engine.requests import (
+    Cancellation,
     ExtendRequest,
     Failed,
     GenerateRequest,
     Handle,
+    LogitsWanted,
     as_moechat_error,
 )
 from moechat.engine.session import POLL_SECONDS, Session
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from moechat.engine.engine import Engine
 
 Logits = NDArray[np.float32]
+Inbox = queue.SimpleQueue[Any]
 
 
 def start(engine: Engine, request: ExtendRequest | GenerateRequest) -> Handle:
@@ -59,52 +63,74 @@ def start(engine: Engine, request: ExtendRequest | GenerateRequest) -> Handle:
 
 def _start_extend(
     engine: Engine, handle: Handle, request: ExtendRequest, before: int
-) -> Iterator[Event]:
-    session = request.session
+) -> Generator[Event, None, Logits | None]:
+    session, inbox = request.session, handle.inbox
 
     def step_done(logits: Logits | None, error: Exception | None) -> None:
-        handle.inbox.put(Failed(error) if error else (logits,))
+        inbox.put(Failed(error) if error else (logits,))
 
     if request.logits == "last" and len(session) > 0:
         session.truncate(len(session) - 1)
     pending = session.timeline.ids[len(session.cache) :]
     if request.logits == "last" and pending:
-        step = StepLast(session.cache, pending[-1], step_done)
+        step = StepLast(session.cache, len(session) - 1, pending[-1], step_done)
         _prefill(engine, session, handle, pending[:-1], step)
     else:
         wanted = len(request.ids) if request.logits == "all" else 0
-        step = StepLast(session.cache, None, step_done)
+        step = StepLast(session.cache, len(session), None, step_done)
         _prefill(engine, session, handle, pending, step, len(pending) - wanted if wanted else None)
-    return _extend_events(session, handle, request, before)
+    return _extend_events(session, inbox, handle.cancellation, request.logits, before)
 
 
 def _extend_events(
-    session: Session, handle: Handle, request: ExtendRequest, before: int
-) -> Iterator[Event]:
+    session: Session,
+    inbox: Inbox,
+    cancellation: Cancellation,
+    wanted: LogitsWanted,
+    before: int,
+) -> Generator[Event, None, Logits | None]:
+    """Progress; returns the logits. A request that fails, is cancelled or abandoned is undone."""
     logits: Logits | None = None
+    outcome: Any = None
     complete = False
     try:
-        while not complete:
-            item = handle.inbox.get()
+        while outcome is None:
+            item = inbox.get()
             if isinstance(item, PrefillProgress):
                 yield item
             elif isinstance(item, PrefillResult):
                 logits = item.logits
-            elif isinstance(item, Failed):
-                if item.error is not None:
-                    raise as_moechat_error(item.error)
-                break
             else:
-                (stepped,) = item
-                logits = stepped[None, :] if stepped is not None else logits
-                complete = True
+                outcome = item
+        complete = not isinstance(outcome, Failed)
     finally:
+        if outcome is None:
+            _last_word(inbox, cancellation)
         if not complete:
             session.timeline.rewind(before)
         session.end()
-    if request.logits == "all" and logits is None:
+    if isinstance(outcome, Failed):
+        if outcome.error is not None:
+            raise as_moechat_error(outcome.error)
+        return None
+    (stepped,) = outcome
+    if stepped is not None:
+        logits = stepped[None, :]
+    if wanted == "all" and logits is None:
         logits = np.empty((0, session.timeline.vocab_size), np.float32)
-    handle.finish(logits if complete and request.logits else None)
+    return logits if wanted else None
+
+
+def _last_word(inbox: Inbox, cancellation: Cancellation) -> Any:
+    """Cancel and wait until the worker threads have let go of the session, whatever interrupts."""
+    cancellation()
+    while True:
+        try:
+            item = inbox.get()
+        except KeyboardInterrupt:
+            continue
+        if not isinstance(item, PrefillProgress | PrefillResult):
+            return item
 
 
 def _prefill(
@@ -120,21 +146,22 @@ def _prefill(
         engine.decode.channel.send(then)
         return
 
+    inbox, first_slot = handle.inbox, len(session.cache)
+
     def prefilled(result: PrefillResult) -> Control:
-        handle.inbox.put(result)
+        inbox.put(result)
         return then
 
     def failed(error: Exception | None) -> Control:
         # The message drops what has arrived so far; only then may the session go on.
-        return Truncate(session.cache, first_slot, lambda: handle.inbox.put(Failed(error)))
+        return Truncate(session.cache, first_slot, lambda: inbox.put(Failed(error)))
 
-    first_slot = len(session.cache)
     engine.prefill.submit(
         PrefillJob(
             cache=session.cache,
             ids=ids,
-            cancel=handle.cancel_flag,
-            progress=handle.inbox.put,
+            cancel=handle.cancellation.flag,
+            progress=inbox.put,
             then=prefilled,
             failed=failed,
             logits_from=logits_from,
@@ -142,26 +169,29 @@ def _prefill(
     )
 
 
-def _start_generate(engine: Engine, handle: Handle, request: GenerateRequest) -> Iterator[Event]:
-    session = request.session
+def _start_generate(
+    engine: Engine, handle: Handle, request: GenerateRequest
+) -> Generator[Event, None, Finished]:
+    session, inbox = request.session, handle.inbox
     submitted_seconds = time.monotonic()
     answer = Answer(engine.text_or_none, request.params.stop)
     session.truncate(len(session) - 1)
     cached = len(session.cache)
     pending = session.timeline.ids[cached:]
     seed = request.params.seed if request.params.seed is not None else secrets.randbits(32)
-    queue = _native.TokenQueue()
+    tokens = _native.TokenQueue()
 
     def done(reason: str, started_seconds: float, error: Exception | None) -> None:
-        handle.inbox.put(Failed(error) if error else (reason, started_seconds))
+        inbox.put(Failed(error) if error else (reason, started_seconds))
 
     start = DecodeStart(
         cache=session.cache,
+        position=len(session) - 1,
         sampler=make_sampler(
             request.params, seed, session.timeline.vocab_size, session.timeline.ids
         ),
-        queue=queue,
-        cancel=handle.cancel_flag,
+        queue=tokens,
+        cancel=handle.cancellation.flag,
         token=pending[-1],
         max_tokens=request.params.max_tokens or engine.context_tokens,
         context_tokens=engine.context_tokens,
@@ -170,17 +200,20 @@ def _start_generate(engine: Engine, handle: Handle, request: GenerateRequest) ->
     )
     stats = TurnStats(new_prompt_tokens=len(pending), cached_prompt_tokens=cached, seed=seed)
     _prefill(engine, session, handle, pending[:-1], start)
-    return _generate_events(session, handle, answer, queue, stats, submitted_seconds)
+    return _generate_events(
+        session, inbox, handle.cancellation, answer, tokens, stats, submitted_seconds
+    )
 
 
 def _generate_events(
     session: Session,
-    handle: Handle,
+    inbox: Inbox,
+    cancellation: Cancellation,
     answer: Answer,
-    queue: _native.TokenQueue,
+    token_queue: _native.TokenQueue,
     stats: TurnStats,
     submitted_seconds: float,
-) -> Iterator[Event]:
+) -> Generator[Event, None, Finished]:
     """Tokens as they come. The timeline takes a token when it is yielded; what decode made beyond
     that (it runs ahead of a slow reader, and of a stop string) is dropped at the end."""
     token_seconds: list[float] = []
@@ -188,31 +221,30 @@ def _generate_events(
     try:
         finished = False
         while not finished:
-            while not handle.inbox.empty():
-                item = handle.inbox.get()
+            tokens, finished = token_queue.pop(POLL_SECONDS)
+            while not inbox.empty():
+                item = inbox.get()
                 if isinstance(item, PrefillProgress):
                     yield item
                 elif isinstance(item, PrefillResult):
                     stats = replace(stats, prefill_seconds=item.seconds)
                 else:
                     outcome = item
-            tokens, finished = queue.pop(POLL_SECONDS)
             finished = finished or isinstance(outcome, Failed)
             for token_id, seconds in tokens:
-                if answer.stopped or handle.cancel_flag.raised:
+                if answer.stopped or cancellation.flag.raised:
                     break
                 session.timeline.extend([token_id])
                 token_seconds.append(seconds)
                 yield Token(token_id, answer.push(token_id))
                 if answer.stopped:
-                    handle.cancel()
-        while outcome is None or isinstance(outcome, PrefillProgress | PrefillResult):
-            outcome = handle.inbox.get()
+                    cancellation()
+        while outcome is None:
+            item = inbox.get()
+            outcome = None if isinstance(item, PrefillProgress | PrefillResult) else item
     finally:
-        if outcome is None:  # the reader went away
-            handle.cancel()
-            while outcome is None or isinstance(outcome, PrefillProgress | PrefillResult):
-                outcome = handle.inbox.get()
+        if outcome is None:
+            _last_word(inbox, cancellation)
         session.end()
     reason: FinishReason = "cancelled"
     if isinstance(outcome, Failed):
@@ -228,5 +260,5 @@ def _generate_events(
             first_token_seconds=token_seconds[0] - submitted_seconds if token_seconds else 0.0,
         )
     end = Finished(reason, answer.flush(), stats)
-    handle.finish(end)
     yield end
+    return end

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -43,36 +44,51 @@ class Failed:
     error: Exception | None
 
 
+class Cancellation:
+    """The wish to stop one request; safe from any thread and from signal handlers."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.flag = _native.CancelFlag()
+        self._wake = wake  # makes a sender that waits for room look at the flag
+
+    def __call__(self) -> None:
+        """Ask the request to stop as soon as possible."""
+        self.flag.raise_()
+        self._wake()
+
+
 class Handle:
     """A request under way. Iterate for events, or wait for ``result()``.
 
-    Whoever holds the handle must see it to its end: iterate, call result() or close().
+    A handle that is dropped, read to the end or not, cancels its request and frees the session.
+    Nothing that the worker threads hold refers to it.
     """
 
-    def __init__(self, cancel: _native.CancelFlag, wake: Callable[[], None]) -> None:
-        self.cancel_flag, self._wake = cancel, wake
+    def __init__(self, cancellation: Cancellation) -> None:
+        self.cancellation = cancellation
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()  # filled by the worker threads
-        self._events: Iterator[Event] = iter(())
+        self._events: Generator[Event, None, Any] | None = None
         self._result: Any = None
 
-    def start(self, events: Iterator[Event]) -> None:
-        """Set what iteration yields (the session's business)."""
+    def start(self, events: Generator[Event, None, Any]) -> None:
+        """Set what iteration yields; its return value is the result."""
         self._events = events
 
     def cancel(self) -> None:
         """Stop as soon as possible; safe from any thread and from signal handlers."""
-        self.cancel_flag.raise_()
-        self._wake()
-
-    def finish(self, result: Any) -> None:
-        """Set what result() returns."""
-        self._result = result
+        self.cancellation()
 
     def __iter__(self) -> Iterator[Event]:
         return self
 
     def __next__(self) -> Event:
-        return next(self._events)
+        if self._events is None:
+            raise StopIteration
+        try:
+            return next(self._events)
+        except StopIteration as stop:
+            self._result = self._result if stop.value is None else stop.value
+            raise
 
     def result(self) -> Any:
         """Run to the end: logits or None of an extend, the Finished event of a generate."""
@@ -85,6 +101,11 @@ class Handle:
         self.cancel()
         for _ in self:
             pass
+
+    def __del__(self) -> None:
+        if self._events is not None:
+            with contextlib.suppress(Exception):
+                self.close()
 
 
 def as_moechat_error(error: Exception) -> Exception:

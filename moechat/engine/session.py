@@ -13,10 +13,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from moechat import _native
-from moechat.decode.worker import Attach, Detach, Truncate
-from moechat.engine.requests import ExtendRequest, GenerateRequest, Handle, LogitsWanted
-from moechat.errors import PromptEmpty, PromptTooLong, SessionBusy
+from moechat.decode.worker import Attach, Truncate
+from moechat.engine.requests import (
+    Cancellation,
+    ExtendRequest,
+    GenerateRequest,
+    Handle,
+    LogitsWanted,
+)
+from moechat.errors import EngineClosed, PromptEmpty, PromptTooLong, SessionBusy
 from moechat.kv.cache import KVCache
 from moechat.kv.timeline import Timeline
 from moechat.sample.params import SamplingParams
@@ -36,7 +41,8 @@ class Session:
         width = engine.spec.kv_lora_rank + engine.spec.qk_rope_head_dim
         self.cache = KVCache(number, engine.spec.num_layers, width, engine.compute)
         self._busy = threading.Lock()
-        self._handle: Handle | None = None
+        self._cancellation: Cancellation | None = None
+        self._closed = False
         engine.decode.channel.send(Attach(self.cache))
 
     def __len__(self) -> int:
@@ -76,39 +82,57 @@ class Session:
 
     def cancel(self) -> None:
         """Stop the request under way, if there is one; from any thread."""
-        handle = self._handle
-        if handle is not None:
-            handle.cancel()
+        cancellation = self._cancellation
+        if cancellation is not None:
+            cancellation()
 
     def close(self) -> None:
-        """Cancel and forget the cache."""
+        """Cancel, and free the KV cache once nothing works on it. The session is then of no use."""
+        self._closed = True
         self.cancel()
-        self._engine.forget(self)
-        if not self._engine.closed:
-            self._engine.decode.channel.send(Detach(self.cache))
+        if self._busy.acquire(blocking=False):  # otherwise the request under way frees it
+            self.end()
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that made this session."""
+        return self._engine
 
     # The rest is for engine.flow.
 
     def begin(self, request: ExtendRequest | GenerateRequest) -> Handle:
         """Check a request and take the session for it; undone by ``end()``."""
         self._engine.check_open()
-        self.timeline.check(request.ids)
+        if self._closed:
+            raise EngineClosed("the session is closed")
+        if not self._busy.acquire(blocking=False):
+            raise _busy()
+        try:
+            self.timeline.check(request.ids)
+            self._check_length(request)
+        except BaseException:
+            self._busy.release()
+            raise
+        self._cancellation = Cancellation(self._engine.decode.channel.wake)
+        return Handle(self._cancellation)
+
+    def _check_length(self, request: ExtendRequest | GenerateRequest) -> None:
         total, limit = len(self.timeline) + len(request.ids), self._engine.context_tokens
         if total > limit:
             raise PromptTooLong(f"the prompt has {total} tokens; the limit is {limit}")
+        if isinstance(request, GenerateRequest) and total == limit:
+            raise PromptTooLong(
+                f"the prompt fills the context of {limit} tokens", "an answer needs room"
+            )
         if total == 0 and isinstance(request, GenerateRequest):
             raise PromptEmpty("there is nothing to continue", "the timeline is empty")
-        if not self._busy.acquire(blocking=False):
-            raise _busy()
-        self._handle = Handle(_native.CancelFlag(), self._engine.decode.channel.wake)
-        return self._handle
 
     def end(self) -> None:
         """The request is over: the cache must not lead the timeline."""
         try:
-            self.truncate(len(self.timeline))
+            self.truncate(0 if self._closed else len(self.timeline))
         finally:
-            self._handle = None
+            self._cancellation = None
             self._busy.release()
 
     def truncate(self, position: int) -> None:

@@ -32,10 +32,9 @@ class KVCache:
         """Slots that one layer holds; layers differ only while packets are on their way."""
         return self.native.num_slots(layer)
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory of all pages, in bytes."""
-        return self.native.bytes
+    def holds(self, position: int) -> bool:
+        """Whether every layer holds exactly the slots below ``position``."""
+        return all(self.num_slots(layer) == position for layer in range(self.num_layers))
 
     def read(self, layer: int, begin: int, end: int) -> NDArray[Any]:
         """Slots [begin, end) of a layer as [slots, width]: uint16 (BF16 bits) or float32."""
@@ -47,6 +46,11 @@ class KVCache:
             return False
         verify(packet)
         rows = packet.payload[TIER_NATIVE]
+        held = self.positions(packet.layer)
+        if len(held) and packet.positions[0] <= held[-1]:
+            raise PacketRefused(
+                f"a KV packet of layer {packet.layer} was refused", "its positions are held already"
+            )
         try:
             self.native.append(packet.layer, packet.positions, rows)
         except _native.NativeError as error:

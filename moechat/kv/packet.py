@@ -83,7 +83,12 @@ def verify(packet: KVPacket) -> None:
         raise PacketRefused(
             f"a KV packet of layer {packet.layer} was refused", "its checksum does not match"
         )
-    if np.any(packet.tiers != TIER_NATIVE) or len(packet.tiers) != len(packet.positions):
-        raise PacketRefused(
-            f"a KV packet of layer {packet.layer} was refused", "it holds an unknown tier"
-        )
+    reason = ""
+    if packet.positions.dtype != np.int32 or np.any(np.diff(packet.positions) <= 0):
+        reason = "its positions do not rise"
+    elif len(packet.tiers) != len(packet.positions):
+        reason = "it has not one tier a token"
+    elif TIER_NATIVE not in packet.payload or np.any(packet.tiers != TIER_NATIVE):
+        reason = "it lacks its tier or holds an unknown one"
+    if reason:
+        raise PacketRefused(f"a KV packet of layer {packet.layer} was refused", reason)

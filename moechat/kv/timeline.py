@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 
@@ -18,6 +19,7 @@ class Timeline:
     def check(self, ids: Sequence[int]) -> None:
         """Raise ValueError unless every id is in the vocabulary."""
         for token_id in ids:
+            operator.index(token_id)  # TypeError for what is no integer
             if not 0 <= token_id < self.vocab_size:
                 raise ValueError(
                     f"token id {token_id} is outside the vocabulary of {self.vocab_size}"

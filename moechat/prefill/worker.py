@@ -73,7 +73,8 @@ class PrefillWorker:
         with self._lock:
             self._closed = True
             self._jobs.put(None)
-        self._thread.join()
+        if threading.current_thread() is not self._thread:  # the collector may run anywhere
+            self._thread.join()
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:

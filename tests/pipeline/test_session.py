@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -10,6 +13,7 @@ import pytest
 from oracles import MINI, expected
 
 from moechat import SamplingParams
+from moechat.engine.requests import GenerateRequest
 from moechat.errors import BadParameter, EngineClosed, PromptEmpty, PromptTooLong, SessionBusy
 from moechat.events import Finished, PrefillProgress
 
@@ -105,7 +109,9 @@ def test_length_and_context_end_an_answer(small_oracle, open_engine):
     unlimited = SamplingParams(temperature=0, ignore_end=True)
     events = list(engine.session().generate(ids, unlimited))
     assert events[-1].finish_reason == "context"
-    assert len(tokens_of(iter(events))) == 40 - len(ids) + 1  # the last one needs no slot
+    assert len(tokens_of(iter(events))) == 40 - len(ids)
+    with pytest.raises(PromptTooLong, match="fills the context of 40"):
+        engine.session().generate([1] * 40, GREEDY)
     with pytest.raises(BadParameter, match="trained for 256"):
         open_engine(small_oracle, context_tokens=257)
 
@@ -166,6 +172,83 @@ def test_cancelled_extend_leaves_the_timeline_as_before(open_engine):
     timer.join()
     assert session.timeline.ids == [0, 3, 5]
     assert len(session.cache) == 3
+
+
+def test_dropped_handles_free_the_session(open_engine):
+    session = open_engine(MINI).session()
+    endless = SamplingParams(temperature=0, ignore_end=True)
+    for _ in session.generate([0, 3, 1204, 5, 4], endless):
+        break
+    session.rewind(0)
+    session.generate([0, 3, 1204, 5, 4], endless)  # never iterated
+    assert len(session) == 5
+    session.rewind(0)
+    assert len(tokens_of(session.generate([0, 3, 1204, 5, 4], GREEDY))) == 16
+
+
+def test_an_interrupted_extend_leaves_a_session_that_computes_right(open_engine):
+    engine = open_engine(MINI)
+    session = engine.session()
+    session.extend([5 + i % 8000 for i in range(1500)], logits=None)
+    timer = threading.Timer(0.03, signal.raise_signal, [signal.SIGINT])
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        session.extend([5 + i % 8000 for i in range(2500)], logits=None)
+        time.sleep(1)  # the signal may come late, never into the next line
+    timer.join()
+    session.rewind(min(len(session), 1500))
+    session.rewind(0)
+    assert len(session.cache) == 0
+    fresh = tokens_of(engine.session().generate([7, 8, 9], GREEDY))
+    assert tokens_of(session.generate([7, 8, 9], GREEDY)) == fresh
+
+
+def test_closed_and_foreign_sessions_are_refused(open_engine):
+    engine, other = open_engine(MINI), open_engine(MINI)
+    session = engine.session()
+    session.extend([1, 2, 3], logits=None)
+    with pytest.raises(BadParameter, match="another engine"):
+        other.submit(GenerateRequest(session, [1], GREEDY))
+    session.close()
+    assert len(session.cache) == 0
+    with pytest.raises(EngineClosed, match="session is closed"):
+        session.extend([1])
+    assert len(tokens_of(engine.session().generate([0, 3, 4], GREEDY))) == 16
+
+
+def test_a_failure_in_the_decode_thread_is_told_and_survived(open_engine, monkeypatch):
+    engine = open_engine(MINI)
+
+    def broken(*arguments):
+        raise MemoryError("no memory")
+
+    monkeypatch.setattr("moechat._native.generate", broken)
+    with pytest.raises(MemoryError):
+        tokens_of(engine.session().generate([0, 3, 1204, 5, 4], GREEDY))
+    monkeypatch.undo()
+    assert len(tokens_of(engine.session().generate([0, 3, 1204, 5, 4], GREEDY))) == 16
+
+
+def test_a_script_may_end_in_the_middle_of_an_answer():
+    code = (
+        "from moechat import Engine, SamplingParams\n"
+        "session = Engine.open('mini', threads=2).session()\n"
+        "handle = session.generate([0, 3, 5, 4], SamplingParams(ignore_end=True))\n"
+        "print([next(handle).token_id is None for _ in range(20)][-1])\n"
+    )
+    for _ in range(3):
+        ended = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+        )
+        assert (ended.returncode, ended.stdout, ended.stderr) == (0, "False\n", "")
+
+
+def test_bad_arguments_are_refused(open_engine):
+    engine = open_engine(MINI)
+    with pytest.raises(TypeError):
+        engine.session().extend([1.7])
+    with pytest.raises(BadParameter, match="threads"):
+        open_engine(MINI, threads=0)
 
 
 def test_an_abandoned_generation_frees_the_session(open_engine):

@@ -88,7 +88,7 @@ int64_t Experts::open_down(const ExpertsCall& call) { return split(call, &MlpWei
 void Experts::product(const ExpertsCall& call, const MatrixView& w, const Task& task,
                       const float* const* x, float* const* y, int worker) {
   void* scratch = pool_.scratch(worker);
-  if (call.num_rows <= kMaxGemvRows || task.count <= kGemvPairs)
+  if (task.count <= kGemvPairs || (call.num_rows <= kMaxGemvRows && task.count <= kMaxGemvRows))
     isa_.matmul->gemv(w, task.row_begin, task.row_end, call.compute, x,
                       static_cast<int>(task.count), y, scratch);
   else
