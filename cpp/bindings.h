@@ -7,9 +7,16 @@
 #include <string>
 
 #include "common/matrix_view.h"
+#include "common/status.h"
 #include "model/model.h"
 
 namespace moechat {
+
+// Status "bad-argument" unless the condition holds. Takes no std::string: tens of thousands of
+// views are made while a model is opened.
+inline void check(bool condition, const char* message) {
+  if (!condition) throw Status("bad-argument", message);
+}
 
 // A MatrixView as Python sees it; `owners` keeps the arrays alive that it points into.
 struct PyMatrixView {

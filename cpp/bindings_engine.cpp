@@ -19,10 +19,6 @@ namespace {
 using IntArray = py::array_t<int32_t, py::array::c_style>;
 using FloatArray = py::array_t<float, py::array::c_style>;
 
-void check(bool condition, const char* message) {
-  if (!condition) throw Status("bad-argument", message);
-}
-
 void check_tokens(const Model& model, const int32_t* tokens, int64_t count) {
   for (int64_t i = 0; i < count; ++i)
     check(tokens[i] >= 0 && tokens[i] < model.dims.vocab, "a token id is outside the vocabulary");

@@ -1,17 +1,8 @@
 // Shared by the two kernel binding files.
 #pragma once
-#include <pybind11/numpy.h>
-#include <pybind11/pybind11.h>
-
-#include "common/status.h"
+#include "bindings.h"
 
 namespace moechat {
-
-// Status "bad-argument" unless the condition holds. Takes no std::string: tens of thousands of
-// views are made while a model is opened.
-inline void check(bool condition, const char* message) {
-  if (!condition) throw Status("bad-argument", message);
-}
 
 // Whether elements have this kind ('f', 'u') and size, in this machine's byte order.
 inline bool is_type(const pybind11::array& array, char kind, int64_t element_bytes) {

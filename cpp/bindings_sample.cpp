@@ -12,10 +12,6 @@ namespace {
 using FloatArray = py::array_t<float, py::array::c_style>;
 using IdArray = py::array_t<int32_t, py::array::c_style>;
 
-void check(bool good, const char* what) {
-  if (!good) throw Status("bad-argument", what);
-}
-
 }  // namespace
 
 void register_sample(py::module_& m) {

@@ -70,7 +70,3 @@ class Channel(Generic[Message]):
                 self._num_packets -= 1
                 self._changed.notify_all()
             return message
-
-    def __bool__(self) -> bool:
-        """True while messages wait."""
-        return bool(self._messages)

@@ -37,12 +37,6 @@ class KVPacket:
     scales: dict[int, NDArray[Any]]
     checksum: int
 
-    @property
-    def num_bytes(self) -> int:
-        """Payload and scales, in bytes."""
-        arrays = [*self.payload.values(), *self.scales.values()]
-        return sum(array.nbytes for array in arrays)
-
 
 def native_packet(
     session: int, epoch: int, layer: int, positions: NDArray[np.int32], rows: NDArray[Any]

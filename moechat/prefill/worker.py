@@ -44,7 +44,6 @@ class PrefillJob:
     then: Callable[[PrefillResult], Any]
     failed: Callable[[Exception | None], Any]
     logits_from: int | None = None
-    window: int = 0
     result: PrefillResult = field(default_factory=PrefillResult)
 
 
@@ -94,7 +93,7 @@ class PrefillWorker:
         positions = np.arange(first, first + len(job.ids), dtype=np.int32)
         span = CpuPrefill(self._model, self._pool, cache, job.ids)
         for layer in range(cache.num_layers):
-            output = span.run_layer(job.cancel, job.window)
+            output = span.run_layer(job.cancel)
             if output is None:
                 return False
             packet = native_packet(cache.session, epoch, layer, positions, output.kv_TW)

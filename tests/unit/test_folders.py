@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 
 from moechat.errors import Usage
-from moechat.folders import cache_folder, config_folder, state_folder
+from moechat.folders import config_folder, state_folder
 
-FOLDERS = (config_folder, state_folder, cache_folder)
+FOLDERS = (config_folder, state_folder)
 
 
 @pytest.fixture(autouse=True)
@@ -18,14 +18,14 @@ def bare_environment(monkeypatch):
 
 def test_defaults_are_below_home():
     below = [str(folder().relative_to("/home/u")) for folder in FOLDERS]
-    assert below == [".config/moechat", ".local/state/moechat", ".cache/moechat"]
+    assert below == [".config/moechat", ".local/state/moechat"]
 
 
 def test_xdg_variables_count_when_absolute(bare_environment):
     bare_environment.setenv("XDG_STATE_HOME", "/var/s")
-    bare_environment.setenv("XDG_CACHE_HOME", "relative")
+    bare_environment.setenv("XDG_CONFIG_HOME", "relative")
     assert state_folder() == Path("/var/s/moechat")
-    assert cache_folder() == Path("/home/u/.cache/moechat")
+    assert config_folder() == Path("/home/u/.config/moechat")
 
 
 def test_moechat_home_overrides_all(bare_environment):
@@ -34,7 +34,6 @@ def test_moechat_home_overrides_all(bare_environment):
     assert [str(folder()) for folder in FOLDERS] == [
         "/home/u/m/config",
         "/home/u/m/state",
-        "/home/u/m/cache",
     ]
 
 
