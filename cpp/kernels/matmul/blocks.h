@@ -7,17 +7,20 @@
 
 namespace moechat {
 
-constexpr int64_t kRowBlock = 32;             // weight rows a task, design 3.7
-constexpr int64_t kBlockBytes = 32 * 1024;    // narrow matrices get more rows a task
+constexpr int64_t kRowBlock = 32;             // outputs a task, design 3.7
+constexpr int64_t kBlockBytes = 32 * 1024;    // narrow matrices get more outputs a task
+constexpr int64_t kTransposedBlock = 128;     // a task reads whole cache lines of every stored row
 
-// Weight rows of one decode task: a multiple of kRowBlock, at least about kBlockBytes.
-inline int64_t rows_per_block(const MatrixView& w) {
-  const int64_t row_bytes = w.cols * element_bytes(w.format);
-  return std::max<int64_t>(1, kBlockBytes / (row_bytes * kRowBlock)) * kRowBlock;
+// Outputs of one decode task: a multiple of kRowBlock, at least about kBlockBytes.
+inline int64_t outputs_per_block(const MatrixView& w) {
+  const int64_t block = w.transposed ? kTransposedBlock : kRowBlock;
+  const Unit unit = unit_of(w.format);
+  const int64_t output_bytes = std::max<int64_t>(1, w.inputs() * unit.bytes / unit.cols);
+  return std::max<int64_t>(1, kBlockBytes / (output_bytes * block)) * block;
 }
 
 inline int64_t num_blocks(const MatrixView& w) {
-  return (w.rows + rows_per_block(w) - 1) / rows_per_block(w);
+  return (w.outputs() + outputs_per_block(w) - 1) / outputs_per_block(w);
 }
 
 }  // namespace moechat
