@@ -33,6 +33,9 @@ struct PyModel {
 // "bf16" or "exact"; else Status "bad-argument".
 Compute parse_compute(const std::string& name);
 
+// "sigmoid", "softmax" or "softmax_chosen"; else Status "bad-argument".
+Scoring parse_scoring(const std::string& name);
+
 void register_kernels(pybind11::module_& m);
 void register_sample(pybind11::module_& m);
 void register_model(pybind11::module_& m);

@@ -24,9 +24,15 @@ void check_tokens(const Model& model, const int32_t* tokens, int64_t count) {
     check(tokens[i] >= 0 && tokens[i] < model.dims.vocab, "a token id is outside the vocabulary");
 }
 
+bool same_windows(const Model& model, const KVCache& cache) {
+  for (int64_t layer = 0; layer < cache.num_layers(); ++layer)
+    if (cache.window(layer) != model.layers[static_cast<size_t>(layer)].window) return false;
+  return true;
+}
+
 void check_cache(const Model& model, const KVCache& cache) {
   check(cache.num_layers() == static_cast<int64_t>(model.layers.size()) &&
-            cache.width() == model.dims.kv_width() &&
+            cache.width() == model.dims.kv_width() && same_windows(model, cache) &&
             (cache.encoding() == KVEncoding::kF32) == (model.compute == Compute::kExact),
         "the KV cache belongs to another model or compute mode");
 }
@@ -46,7 +52,7 @@ py::array encoded_slots(KVEncoding encoding, int64_t count, int64_t width) {
 
 void check_span(const KVCache& cache, int64_t layer, int64_t begin, int64_t end) {
   check(layer >= 0 && layer < cache.num_layers(), "layer out of range");
-  check(begin >= 0 && begin <= end && end <= cache.num_slots(layer), "slots out of range");
+  check(begin >= cache.first_slot(layer) && begin <= end && end <= cache.num_slots(layer), "slots out of range");
 }
 
 py::array read_slots(const KVCache& cache, int64_t layer, int64_t begin, int64_t end) {
@@ -117,11 +123,11 @@ FloatArray run_experts(const PyModel& model, ThreadPool& pool, int64_t layer, co
   }
   FloatArray y({x.shape(0), x.shape(1)});
   ExpertsCall call;
+  call.dims = &model.model.dims;
   call.layer = &layer_weights;
   call.compute = model.model.compute;
   call.with_shared = false;
   call.num_rows = x.shape(0);
-  call.hidden = x.shape(1);
   call.experts_per_token = ids.shape(1);
   call.x = x.data();
   call.ids = ids.data();
@@ -177,13 +183,19 @@ void register_engine(py::module_& m) {
       .def_property_readonly("num_threads", &ThreadPool::num_threads);
 
   py::class_<KVCache>(m, "KVCache", "One session's KV cache: pages of slots for every layer.")
-      .def(py::init([](int64_t num_layers, int64_t width, const std::string& compute) {
-             return std::make_unique<KVCache>(num_layers, width, parse_compute(compute));
+      .def(py::init([](const std::vector<int64_t>& windows, int64_t width,
+                       const std::string& compute) {
+             return std::make_unique<KVCache>(windows, width, parse_compute(compute));
            }),
-           py::arg("num_layers"), py::arg("width"), py::arg("compute"))
+           py::arg("windows"), py::arg("width"), py::arg("compute"))
       .def_property_readonly("num_layers", &KVCache::num_layers)
       .def_property_readonly("width", &KVCache::width)
       .def_property_readonly("bytes", &KVCache::bytes)
+      .def("first_slot",
+           [](const KVCache& self, int64_t layer) {
+             check(layer >= 0 && layer < self.num_layers(), "layer out of range");
+             return self.first_slot(layer);
+           })
       .def("num_slots",
            [](const KVCache& self, int64_t layer) {
              check(layer >= 0 && layer < self.num_layers(), "layer out of range");

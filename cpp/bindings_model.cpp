@@ -2,6 +2,7 @@
 #include <string>
 
 #include "bindings.h"
+#include "bindings_weights.h"
 #include "common/status.h"
 #include "model/model.h"
 
@@ -10,129 +11,201 @@ namespace py = pybind11;
 namespace moechat {
 namespace {
 
-// Looks weights up by role ("layers.3.q_a") and checks their shapes.
-class Weights {
+// One named field after another of a dict.
+class Fields {
  public:
-  explicit Weights(const py::dict& weights) : weights_(weights) {}
-
-  bool has(const std::string& role) const { return weights_.contains(role.c_str()); }
-
-  MatrixView matrix(const std::string& role, int64_t rows, int64_t cols) const {
-    const MatrixView view = get(role).cast<const PyMatrixView&>().view;
-    if (view.rows != rows || view.cols != cols)
-      throw Status("bad-argument", "weight '" + role + "' is " + shape(view.rows, view.cols) +
-                                       ", the dimensions ask for " + shape(rows, cols));
-    return view;
+  explicit Fields(const py::dict& values) : values_(values) {}
+  int64_t size(const char* key) const {
+    const auto value = values_[key].cast<int64_t>();
+    check(value >= 0, "no dimension can be negative");
+    return value;
   }
-
-  // Norm weights and biases: small, read once as float32.
-  std::vector<float> vector(const std::string& role, int64_t size) const {
-    const auto array = get(role).cast<py::array_t<float, py::array::c_style>>();
-    if (array.ndim() != 1 || array.size() != size)
-      throw Status("bad-argument", "weight '" + role + "' needs " + std::to_string(size) + " values");
-    return {array.data(), array.data() + size};
-  }
-
-  MlpWeights mlp(const std::string& prefix, int64_t hidden) const {
-    const int64_t inner = get(prefix + "gate").cast<const PyMatrixView&>().view.rows;
-    return {matrix(prefix + "gate", inner, hidden), matrix(prefix + "up", inner, hidden),
-            matrix(prefix + "down", hidden, inner)};
-  }
+  float real(const char* key) const { return values_[key].cast<float>(); }
+  bool flag(const char* key) const { return values_[key].cast<bool>(); }
+  std::string text(const char* key) const { return values_[key].cast<std::string>(); }
 
  private:
-  static std::string shape(int64_t rows, int64_t cols) {
-    return "[" + std::to_string(rows) + ", " + std::to_string(cols) + "]";
-  }
-  py::object get(const std::string& role) const {
-    if (!has(role)) throw Status("bad-argument", "weight '" + role + "' is missing");
-    return weights_[role.c_str()];
-  }
-  const py::dict& weights_;
+  const py::dict& values_;
 };
 
-ModelDims read_dims(const py::dict& d) {
-  const auto integer = [&d](const char* key) { return d[key].cast<int64_t>(); };
-  const auto real = [&d](const char* key) { return d[key].cast<float>(); };
+Activation parse_activation(const std::string& name) {
+  if (name == "silu") return Activation::kSilu;
+  if (name == "gelu_tanh") return Activation::kGeluTanh;
+  if (name == "swiglu_clamped") return Activation::kSwigluClamped;
+  throw Status("bad-argument", "there is no activation '" + name + "'");
+}
+
+void check_dims(const ModelDims& d) {
+  check(d.hidden > 0 && d.vocab > 0 && d.num_heads > 0, "every dimension must be positive");
+  if (d.latent()) {
+    check(d.nope_dim > 0 && d.rope_dim > 0 && d.rope_dim % 2 == 0 && d.v_dim > 0,
+          "the head dimensions must be positive, the rotated one even");
+  } else {
+    check(d.num_kv_heads > 0 && d.head_dim > 0, "every dimension must be positive");
+    check(d.num_heads % d.num_kv_heads == 0, "num_kv_heads must divide num_heads");
+  }
+  check(d.num_groups > 0 && d.num_experts % d.num_groups == 0 && d.groups_kept > 0 &&
+            d.groups_kept <= d.num_groups &&
+            d.experts_per_token <= d.num_experts / d.num_groups * d.groups_kept,
+        "experts, groups and experts per token do not fit together");
+}
+
+ModelDims read_dims(const py::dict& values) {
+  const Fields d(values);
   ModelDims dims;
-  dims.hidden = integer("hidden_size");
-  dims.vocab = integer("vocab_size");
-  dims.num_heads = integer("num_heads");
-  dims.q_lora_rank = integer("q_lora_rank");
-  dims.kv_lora_rank = integer("kv_lora_rank");
-  dims.nope_dim = integer("qk_nope_head_dim");
-  dims.rope_dim = integer("qk_rope_head_dim");
-  dims.v_dim = integer("v_head_dim");
-  dims.num_experts = integer("num_experts");
-  dims.experts_per_token = integer("num_experts_per_token");
-  dims.num_groups = integer("num_groups");
-  dims.groups_kept = integer("num_groups_kept");
-  dims.normalise_weights = d["normalise_weights"].cast<bool>();
-  dims.routed_scaling = real("routed_scaling");
-  dims.rms_eps = real("rms_norm_eps");
-  dims.latent_eps = real("latent_norm_eps");
-  dims.softmax_scale = real("softmax_scale");
-  dims.rope_amplitude = real("rope_amplitude");
-  const int64_t sizes[] = {dims.hidden, dims.vocab, dims.num_heads, dims.kv_lora_rank,
-                           dims.nope_dim, dims.rope_dim, dims.v_dim, dims.num_groups};
-  for (const int64_t size : sizes)
-    if (size <= 0) throw Status("bad-argument", "every dimension must be positive");
-  if (dims.rope_dim % 2 != 0) throw Status("bad-argument", "qk_rope_head_dim must be even");
-  if (dims.num_experts < 0 || dims.experts_per_token < 0 || dims.q_lora_rank < 0 ||
-      dims.num_experts % dims.num_groups != 0 || dims.groups_kept > dims.num_groups ||
-      dims.experts_per_token > dims.num_experts / dims.num_groups * dims.groups_kept)
-    throw Status("bad-argument", "experts, groups and experts per token do not fit together");
+  dims.hidden = d.size("hidden_size");
+  dims.vocab = d.size("vocab_size");
+  dims.num_heads = d.size("num_heads");
+  dims.q_lora_rank = d.size("q_lora_rank");
+  dims.kv_lora_rank = d.size("kv_lora_rank");
+  dims.nope_dim = d.size("nope_dim");
+  dims.rope_dim = d.size("rope_dim");
+  dims.v_dim = d.size("v_dim");
+  dims.latent_eps = d.real("latent_norm_eps");
+  dims.num_kv_heads = d.size("num_kv_heads");
+  dims.head_dim = d.size("head_dim");
+  dims.qkv_clip = d.real("qkv_clip");
+  dims.softmax_scale = d.real("softmax_scale");
+  dims.attention_softcap = d.real("attention_softcap");
+  dims.final_softcap = d.real("final_softcap");
+  dims.rms_eps = d.real("rms_norm_eps");
+  dims.embedding_scale = d.real("embedding_scale");
+  dims.activation = parse_activation(d.text("activation"));
+  dims.activation_limit = d.real("activation_limit");
+  dims.activation_alpha = d.real("activation_alpha");
+  dims.num_experts = d.size("num_experts");
+  dims.experts_per_token = d.size("num_experts_per_token");
+  dims.num_groups = d.size("num_groups");
+  dims.groups_kept = d.size("num_groups_kept");
+  dims.scoring = parse_scoring(d.text("scoring"));
+  dims.normalise_weights = d.flag("normalise_weights");
+  dims.routed_scaling = d.real("routed_scaling");
+  check_dims(dims);
   return dims;
+}
+
+LatentWeights read_latent(const Weights& weights, const ModelDims& d, const std::string& prefix) {
+  LatentWeights latent;
+  const int64_t query_width = d.num_heads * d.query_dim();
+  if (d.q_lora_rank > 0) {
+    latent.q_a = weights.matrix(prefix + "q_a", d.q_lora_rank, d.hidden);
+    latent.q_a_norm = weights.vector(prefix + "q_a_norm", d.q_lora_rank);
+    latent.q_b = weights.matrix(prefix + "q_b", query_width, d.q_lora_rank);
+  } else {
+    latent.q_b = weights.matrix(prefix + "q", query_width, d.hidden);
+  }
+  latent.kv_a = weights.matrix(prefix + "kv_a", d.kv_width(), d.hidden);
+  latent.kv_a_norm = weights.vector(prefix + "kv_a_norm", d.kv_lora_rank);
+  if (weights.has(prefix + "kv_b")) {
+    // Rows of head h: nope_dim rows of the key expansion, then v_dim rows of the value expansion.
+    const int64_t rows = d.nope_dim + d.v_dim;
+    const MatrixView kv_b = weights.matrix(prefix + "kv_b", d.num_heads * rows, d.kv_lora_rank);
+    check(!kv_b.transposed, "kv_b cannot be sliced by head when it is stored [inputs, outputs]");
+    for (int64_t h = 0; h < d.num_heads; ++h) {
+      latent.key_expand.push_back(kv_b.row_slice(h * rows, d.nope_dim));
+      latent.value_expand.push_back(kv_b.row_slice(h * rows + d.nope_dim, d.v_dim));
+    }
+    return latent;
+  }
+  for (int64_t h = 0; h < d.num_heads; ++h) {
+    const std::string head = std::to_string(h);
+    latent.key_expand.push_back(weights.matrix(prefix + "k_b." + head, d.nope_dim, d.kv_lora_rank));
+    latent.value_expand.push_back(weights.matrix(prefix + "v_b." + head, d.v_dim, d.kv_lora_rank));
+  }
+  return latent;
+}
+
+GroupedWeights read_grouped(const Weights& weights, const ModelDims& d, const std::string& prefix) {
+  GroupedWeights grouped;
+  const int64_t query_width = d.num_heads * d.head_dim, key_width = d.num_kv_heads * d.head_dim;
+  grouped.q = weights.matrix(prefix + "q", query_width, d.hidden);
+  grouped.k = weights.matrix(prefix + "k", key_width, d.hidden);
+  grouped.v = weights.matrix(prefix + "v", key_width, d.hidden);
+  grouped.q_bias = weights.optional(prefix + "q_bias", query_width);
+  grouped.k_bias = weights.optional(prefix + "k_bias", key_width);
+  grouped.v_bias = weights.optional(prefix + "v_bias", key_width);
+  grouped.q_norm = weights.optional(prefix + "q_norm", d.head_dim, query_width);
+  grouped.k_norm = weights.optional(prefix + "k_norm", d.head_dim, key_width);
+  return grouped;
+}
+
+void read_moe(const Weights& weights, const ModelDims& d, const std::string& prefix,
+              LayerWeights& layer) {
+  layer.router = weights.matrix(prefix + "router", d.num_experts, d.hidden);
+  layer.router_bias = weights.optional(prefix + "router_bias", d.num_experts);
+  layer.router_correction = weights.optional(prefix + "router_correction", d.num_experts);
+  if (!all_finite(layer.router_correction.data(),
+                  static_cast<int64_t>(layer.router_correction.size())))
+    throw Status("bad-argument", "weight '" + prefix + "router_correction' holds NaN or infinity");
+  layer.has_shared = weights.has(prefix + "shared.gate");
+  if (layer.has_shared) layer.shared = weights.mlp(prefix + "shared.", d.hidden);
+  if (weights.has(prefix + "shared_gate"))
+    layer.shared_gate = weights.matrix(prefix + "shared_gate", 1, d.hidden);
+  for (int64_t e = 0; e < d.num_experts; ++e)
+    layer.experts.push_back(weights.mlp(prefix + "experts." + std::to_string(e) + ".", d.hidden));
 }
 
 LayerWeights read_layer(const Weights& weights, const ModelDims& d, const std::string& prefix) {
   LayerWeights layer;
   layer.attention_norm = weights.vector(prefix + "attention_norm", d.hidden);
   layer.ffn_norm = weights.vector(prefix + "ffn_norm", d.hidden);
-  AttentionWeights& attention = layer.attention;
-  const int64_t query_width = d.num_heads * d.qk_dim();
-  if (d.q_lora_rank > 0) {
-    attention.q_a = weights.matrix(prefix + "q_a", d.q_lora_rank, d.hidden);
-    attention.q_a_norm = weights.vector(prefix + "q_a_norm", d.q_lora_rank);
-    attention.q_b = weights.matrix(prefix + "q_b", query_width, d.q_lora_rank);
-  } else {
-    attention.q_b = weights.matrix(prefix + "q", query_width, d.hidden);
-  }
-  attention.kv_a = weights.matrix(prefix + "kv_a", d.kv_width(), d.hidden);
-  attention.kv_a_norm = weights.vector(prefix + "kv_a_norm", d.kv_lora_rank);
-  attention.kv_b = weights.matrix(prefix + "kv_b", d.num_heads * (d.nope_dim + d.v_dim), d.kv_lora_rank);
-  attention.o = weights.matrix(prefix + "o", d.hidden, d.num_heads * d.v_dim);
+  layer.post_attention_norm = weights.optional(prefix + "post_attention_norm", d.hidden);
+  layer.post_ffn_norm = weights.optional(prefix + "post_ffn_norm", d.hidden);
+  if (d.latent())
+    layer.latent = read_latent(weights, d, prefix);
+  else
+    layer.grouped = read_grouped(weights, d, prefix);
+  layer.o = weights.matrix(prefix + "o", d.hidden, d.num_heads * d.value_dim());
+  layer.o_bias = weights.optional(prefix + "o_bias", d.hidden);
+  layer.sinks = weights.optional(prefix + "sinks", d.num_heads);
   layer.is_moe = weights.has(prefix + "router");
-  if (!layer.is_moe) {
+  if (layer.is_moe)
+    read_moe(weights, d, prefix, layer);
+  else
     layer.dense = weights.mlp(prefix, d.hidden);
-    return layer;
-  }
-  layer.router = weights.matrix(prefix + "router", d.num_experts, d.hidden);
-  layer.router_bias = weights.vector(prefix + "router_bias", d.num_experts);
-  if (!all_finite(layer.router_bias.data(), d.num_experts))
-    throw Status("bad-argument", "weight '" + prefix + "router_bias' holds NaN or infinity");
-  layer.has_shared = weights.has(prefix + "shared.gate");
-  if (layer.has_shared) layer.shared = weights.mlp(prefix + "shared.", d.hidden);
-  for (int64_t e = 0; e < d.num_experts; ++e)
-    layer.experts.push_back(weights.mlp(prefix + "experts." + std::to_string(e) + ".", d.hidden));
   return layer;
 }
 
-Model read_model(const py::dict& dims, const std::vector<float>& rope_inverse_frequencies,
-                 int64_t num_layers, const std::string& compute, const py::dict& by_role) {
+std::vector<Rope> read_ropes(const py::list& ropes, const ModelDims& d) {
+  check(!ropes.empty(), "a model needs at least one rope");
+  std::vector<Rope> result;
+  for (const py::handle& item : ropes) {
+    const auto rope = item.cast<py::tuple>();
+    result.push_back(
+        {rope[0].cast<std::vector<float>>(), rope[1].cast<float>(), rope[2].cast<bool>()});
+    const int64_t pairs = result.back().pairs();
+    check(pairs == result[0].pairs(), "all ropes need the same number of pairs");
+    check(pairs >= 1 && (d.latent() ? 2 * pairs == d.rope_dim : 2 * pairs <= d.head_dim),
+          "a rope needs one frequency for each rotated pair");
+  }
+  return result;
+}
+
+// layers: (window, rope) of each. ropes: (frequencies, amplitude, interleaved) of each.
+Model read_model(const py::dict& dims, const py::list& ropes, const py::list& layers,
+                 const std::string& compute, const py::dict& by_role) {
   const Weights weights(by_role);
   Model model;
   model.dims = read_dims(dims);
   model.compute = parse_compute(compute);
-  model.rope_inverse_frequencies = rope_inverse_frequencies;
-  if (static_cast<int64_t>(rope_inverse_frequencies.size()) != model.dims.rope_dim / 2)
-    throw Status("bad-argument", "rope_inverse_frequencies needs qk_rope_head_dim / 2 values");
+  model.ropes = read_ropes(ropes, model.dims);
   model.embedding = weights.matrix("embedding", model.dims.vocab, model.dims.hidden);
+  check(!model.embedding.transposed, "the embedding must be stored a row a token");
   model.head = weights.has("head") ? weights.matrix("head", model.dims.vocab, model.dims.hidden)
                                    : model.embedding;
   model.final_norm = weights.vector("final_norm", model.dims.hidden);
-  if (num_layers <= 0) throw Status("bad-argument", "a model needs at least one layer");
-  for (int64_t i = 0; i < num_layers; ++i)
-    model.layers.push_back(read_layer(weights, model.dims, "layers." + std::to_string(i) + "."));
+  check(!layers.empty(), "a model needs at least one layer");
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const auto layer = layers[i].cast<py::tuple>();
+    model.layers.push_back(
+        read_layer(weights, model.dims, "layers." + std::to_string(i) + "."));
+    model.layers.back().window = layer[0].cast<int64_t>();
+    model.layers.back().rope = layer[1].cast<int64_t>();
+    check(model.layers.back().window >= 0, "a window cannot be negative");
+    check(model.layers.back().rope >= 0 &&
+              model.layers.back().rope < static_cast<int64_t>(model.ropes.size()),
+          "a layer asks for a rope that is not there");
+  }
   return model;
 }
 
@@ -144,15 +217,21 @@ Compute parse_compute(const std::string& name) {
   throw Status("bad-argument", "compute is 'bf16' or 'exact', not '" + name + "'");
 }
 
+Scoring parse_scoring(const std::string& name) {
+  if (name == "sigmoid") return Scoring::kSigmoid;
+  if (name == "softmax") return Scoring::kSoftmax;
+  if (name == "softmax_chosen") return Scoring::kSoftmaxChosen;
+  throw Status("bad-argument", "there is no scoring '" + name + "'");
+}
+
 void register_model(py::module_& m) {
   py::class_<PyModel>(m, "Model", "Dimensions and weight views of one model, by role.")
-      .def(py::init([](const py::dict& dims, const std::vector<float>& rope_inverse_frequencies,
-                       int64_t num_layers, const std::string& compute, py::dict weights) {
-             return PyModel{read_model(dims, rope_inverse_frequencies, num_layers, compute, weights),
-                            weights};
+      .def(py::init([](const py::dict& dims, const py::list& ropes, const py::list& layers,
+                       const std::string& compute, py::dict weights) {
+             return PyModel{read_model(dims, ropes, layers, compute, weights), weights};
            }),
-           py::arg("dims"), py::arg("rope_inverse_frequencies"), py::arg("num_layers"),
-           py::arg("compute"), py::arg("weights"))
+           py::arg("dims"), py::arg("ropes"), py::arg("layers"), py::arg("compute"),
+           py::arg("weights"))
       .def_property_readonly("num_layers",
                              [](const PyModel& self) { return self.model.layers.size(); });
 }

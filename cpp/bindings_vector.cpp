@@ -37,13 +37,37 @@ Floats rms_norm(const py::array& x, const py::array& weight, float eps) {
   return y;
 }
 
-Floats silu_mul(const py::array& gate, const py::array& up) {
+// y = f(gate, up, ...) for the gated activations.
+template <typename Function>
+Floats gated(const py::array& gate, const py::array& up, const Function& function) {
   const auto [gates, n] = vector_of(gate);
   const auto [ups, num_ups] = vector_of(up);
   check(n == num_ups, "gate and up need the same size");
   Floats y(n);
-  kernels().silu_mul(gates, ups, n, y.mutable_data());
+  function(gates, ups, n, y.mutable_data());
   return y;
+}
+
+Floats gelu_tanh_mul(const py::array& gate, const py::array& up) {
+  return gated(gate, up, kernels().gelu_tanh_mul);
+}
+
+Floats swiglu_clamped(const py::array& gate, const py::array& up, float limit, float alpha) {
+  return gated(gate, up, [=](const float* g, const float* u, int64_t n, float* y) {
+    kernels().swiglu_clamped(g, u, limit, alpha, n, y);
+  });
+}
+
+Floats softcap(const py::array& x, float cap) {
+  const auto [values, n] = vector_of(x);
+  check(cap > 0, "the cap must be positive");
+  Floats y(n, values);
+  kernels().softcap(y.mutable_data(), cap, n);
+  return y;
+}
+
+Floats silu_mul(const py::array& gate, const py::array& up) {
+  return gated(gate, up, kernels().silu_mul);
 }
 
 std::pair<Floats, float> exp_sum(const py::array& x, float shift) {
@@ -65,37 +89,43 @@ py::array_t<uint16_t> to_bf16(const py::array& x) {
   return y;
 }
 
-std::pair<py::array_t<int32_t>, Floats> route(const py::array& logits, const py::array& bias,
-                                              int64_t experts_per_token, int64_t num_groups,
-                                              int64_t groups_kept, bool normalise_weights,
-                                              float routed_scaling) {
+std::pair<py::array_t<int32_t>, Floats> route_token(
+    const py::array& logits, const py::object& correction, const std::string& scoring,
+    int64_t experts_per_token, int64_t num_groups, int64_t groups_kept, bool normalise_weights,
+    float routed_scaling) {
   const auto [values, num_experts] = vector_of(logits);
-  const auto [biases, num_biases] = vector_of(bias);
-  check(num_experts >= 1 && num_experts == num_biases, "logits and bias need the same size");
+  const float* corrections = nullptr;
+  if (!correction.is_none()) {
+    const auto [data, size] = vector_of(correction.cast<py::array>());
+    check(num_experts == size, "logits and correction need the same size");
+    corrections = data;
+  }
+  check(num_experts >= 1, "a router needs at least one expert");
   check(num_groups >= 1 && num_experts % num_groups == 0, "groups must divide the experts");
   check(groups_kept >= 1 && groups_kept <= num_groups, "groups_kept must lie in 1..num_groups");
   check(experts_per_token >= 1 && experts_per_token <= num_experts / num_groups * groups_kept,
         "the groups kept hold fewer experts than are chosen");
   for (int64_t e = 0; e < num_experts; ++e)
-    check(biases[e] - biases[e] == 0, "bias must be finite");
+    check(corrections == nullptr || corrections[e] - corrections[e] == 0,
+          "the correction must be finite");
   const RouterRule rule = {num_experts, experts_per_token, num_groups,
-                           groups_kept, normalise_weights, routed_scaling};
+                           groups_kept, parse_scoring(scoring), normalise_weights, routed_scaling};
   std::vector<float> scratch(2 * num_experts + num_groups);
   py::array_t<int32_t> ids(experts_per_token);
   Floats weights(experts_per_token);
-  route_sigmoid(rule, values, biases, scratch.data(), ids.mutable_data(), weights.mutable_data());
+  route(rule, values, corrections, scratch.data(), ids.mutable_data(), weights.mutable_data());
   return {ids, weights};
 }
 
 Floats rope(const py::array& x, int64_t position, const py::array& inverse_frequencies,
-            float amplitude) {
+            float amplitude, bool interleaved) {
   const auto [values, n] = vector_of(x);
   const auto [frequencies, pairs] = vector_of(inverse_frequencies);
   check(n == 2 * pairs, "x needs two values for each frequency");
   std::vector<float> cos_sin(n);
   rope_angles(position, frequencies, pairs, amplitude, cos_sin.data());
   Floats y(n, values);
-  rope_interleaved(cos_sin.data(), pairs, y.mutable_data());
+  rope_rotate(cos_sin.data(), pairs, interleaved, y.mutable_data());
   return y;
 }
 
@@ -117,14 +147,19 @@ uint64_t read_checksum(const py::array& array, int64_t begin_byte, int64_t end_b
 void register_vector_kernels(py::module_& m) {
   m.def("rms_norm", &rms_norm, py::arg("x"), py::arg("weight"), py::arg("eps"));
   m.def("silu_mul", &silu_mul, py::arg("gate"), py::arg("up"));
+  m.def("gelu_tanh_mul", &gelu_tanh_mul, py::arg("gate"), py::arg("up"));
+  m.def("swiglu_clamped", &swiglu_clamped, py::arg("gate"), py::arg("up"), py::arg("limit"),
+        py::arg("alpha"));
+  m.def("softcap", &softcap, "cap * tanh(x / cap).", py::arg("x"), py::arg("cap"));
   m.def("exp_sum", &exp_sum, "exp(x - shift), and its sum.", py::arg("x"), py::arg("shift"));
   m.def("max", &max_of, "Largest element; NaN if there is one.", py::arg("x"));
   m.def("to_bf16", &to_bf16, "Bits of x rounded to BF16.", py::arg("x"));
-  m.def("route", &route, "Expert ids and weights of one token.", py::arg("logits"),
-        py::arg("bias"), py::arg("experts_per_token"), py::arg("num_groups"),
+  m.def("route", &route_token, "Expert ids and weights of one token.", py::arg("logits"),
+        py::arg("correction"), py::arg("scoring"), py::arg("experts_per_token"), py::arg("num_groups"),
         py::arg("groups_kept"), py::arg("normalise_weights"), py::arg("routed_scaling"));
-  m.def("rope", &rope, "x rotated to a position, pairs (0, 1), (2, 3), ...", py::arg("x"),
-        py::arg("position"), py::arg("inverse_frequencies"), py::arg("amplitude"));
+  m.def("rope", &rope, "x rotated to a position, pairs (0, 1), (2, 3), ... or (0, n), (1, n + 1), ...", py::arg("x"),
+        py::arg("position"), py::arg("inverse_frequencies"), py::arg("amplitude"),
+        py::arg("interleaved") = true);
   m.def("read_checksum", &read_checksum, "Sum of the 64-bit words, at memory speed.",
         py::arg("array"), py::arg("begin_byte"), py::arg("end_byte"));
 }

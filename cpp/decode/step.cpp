@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "common/status.h"
+#include "kernels/attention/rows.h"
 #include "kernels/matmul/blocks.h"
-#include "kernels/rope/rope.h"
+#include "kernels/matmul/product.h"
 
 namespace moechat {
 namespace {
@@ -23,15 +23,17 @@ DecodeStep::DecodeStep(const Model& model, ThreadPool& pool)
   resize(normed_, rows * d.hidden);
   resize(q_latent_, rows * d.q_lora_rank);
   resize(kv_, rows * d.kv_width());
-  resize(query_, rows * d.num_heads * d.qk_dim());
-  resize(latent_query_, rows * d.num_heads * d.kv_width());
-  resize(head_values_, rows * d.num_heads * d.v_dim);
-  resize(attention_, rows * d.hidden);
-  resize(cos_sin_, rows * d.rope_dim);
+  resize(query_, rows * d.num_heads * d.query_dim());
+  resize(latent_query_, d.latent() ? rows * d.num_heads * d.kv_width() : 0);
+  resize(head_values_, rows * d.num_heads * d.value_dim());
+  resize(branch_, rows * d.hidden);
+  resize(cos_sin_, rows * static_cast<int64_t>(model.ropes.size()) * 2 * model.rope_pairs());
   resize(router_logits_, rows * d.num_experts);
   resize(router_scratch_, 2 * d.num_experts + d.num_groups);
   resize(router_weights_, rows * d.experts_per_token);
+  resize(shared_weights_, rows);
   router_ids_.resize(static_cast<size_t>(rows * d.experts_per_token));
+  row_slots_.resize(static_cast<size_t>(rows));
   row_spans_.resize(static_cast<size_t>(rows));
   row_first_span_.resize(static_cast<size_t>(rows));
   calls_.resize(model.layers.size());
@@ -57,16 +59,18 @@ bool DecodeStep::run_chunk(const TokenRow* tokens, int64_t count, const CancelFl
   tokens_ = tokens;
   num_rows_ = count;
   first_bad_layer_ = -1;
-  const ModelDims& d = model_.dims;
+  const int64_t angles = static_cast<int64_t>(model_.ropes.size()) * 2 * model_.rope_pairs();
   for (int64_t r = 0; r < count; ++r) {
-    decode_row(model_.embedding, tokens[r].token, x_.data() + r * d.hidden);
-    rope_angles(tokens[r].position, model_.rope_inverse_frequencies.data(), d.rope_dim / 2,
-                d.rope_amplitude, cos_sin_.data() + r * d.rope_dim);
+    embed(model_, tokens[r].token, x_.data() + r * model_.dims.hidden);
+    model_angles(model_, tokens[r].position, cos_sin_.data() + r * angles);
   }
   Job job;
   job.cancel = cancel;
   for (int64_t layer = 0; layer < static_cast<int64_t>(model_.layers.size()); ++layer) {
-    add_attention_inputs(job, layer);
+    if (model_.dims.latent())
+      add_latent_inputs(job, layer);
+    else
+      add_grouped_inputs(job, layer);
     add_attention(job, layer);
     add_feed_forward(job, layer);
   }
@@ -93,14 +97,13 @@ void DecodeStep::add_products(Job& job, std::function<void()> before,
            x[r] = product.x + r * product.x_stride;
            y[r] = product.y + r * product.y_stride;
          }
-         const int64_t block = rows_per_block(*product.w), begin = task * block;
-         isa_.matmul->gemv(*product.w, begin, std::min(begin + block, product.w->rows),
-                           product.compute, x, static_cast<int>(num_rows_), y,
-                           pool_.scratch(worker));
+         const int64_t block = outputs_per_block(*product.w), begin = task * block;
+         multiply(*isa_.matmul, *product.w, begin, std::min(begin + block, product.w->outputs()),
+                  product.compute, x, num_rows_, y, pool_.scratch(worker));
        }});
 }
 
-void DecodeStep::norm_rows(const std::vector<float>& weight, float eps, std::vector<float>& x,
+void DecodeStep::norm_rows(const std::vector<float>& weight, float eps, const std::vector<float>& x,
                            int64_t width, std::vector<float>& y) {
   for (int64_t r = 0; r < num_rows_; ++r)
     isa_.vector->rms_norm(x.data() + r * width, weight.data(), eps, width, y.data() + r * width);
@@ -112,163 +115,67 @@ void DecodeStep::check_finite(int64_t layer) {
     first_bad_layer_ = std::max<int64_t>(layer, 0);
 }
 
-void DecodeStep::add_attention_inputs(Job& job, int64_t layer) {
-  const ModelDims& d = model_.dims;
-  const LayerWeights& weights = model_.layers[static_cast<size_t>(layer)];
-  const AttentionWeights& attention = weights.attention;
-  const Product kv{&attention.kv_a, model_.compute, normed_.data(), d.hidden, kv_.data(),
-                   d.kv_width()};
-  const int64_t query_width = d.num_heads * d.qk_dim();
-  auto norm = [this, layer, &weights, &d] {
-    check_finite(layer - 1);
-    norm_rows(weights.attention_norm, d.rms_eps, x_, d.hidden, normed_);
-  };
-  if (d.q_lora_rank == 0) {
-    add_products(job, norm,
-                 {{&attention.q_b, model_.compute, normed_.data(), d.hidden, query_.data(),
-                   query_width},
-                  kv});
-    add_products(job, [this, layer] { store_latents(layer); }, {});
-    return;
-  }
-  add_products(job, norm,
-               {{&attention.q_a, model_.compute, normed_.data(), d.hidden, q_latent_.data(),
-                 d.q_lora_rank},
-                kv});
-  add_products(job,
-               [this, layer, &attention, &d] {
-                 norm_rows(attention.q_a_norm, d.latent_eps, q_latent_, d.q_lora_rank, q_latent_);
-                 store_latents(layer);
-               },
-               {{&attention.q_b, model_.compute, q_latent_.data(), d.q_lora_rank, query_.data(),
-                 query_width}});
-}
-
-void DecodeStep::store_latents(int64_t layer) {
-  const ModelDims& d = model_.dims;
-  const AttentionWeights& attention = model_.layers[static_cast<size_t>(layer)].attention;
-  for (int64_t r = 0; r < num_rows_; ++r) {
-    float* row = kv_.data() + r * d.kv_width();
-    isa_.vector->rms_norm(row, attention.kv_a_norm.data(), d.latent_eps, d.kv_lora_rank, row);
-    rope_interleaved(cos_sin_.data() + r * d.rope_dim, d.rope_dim / 2, row + d.kv_lora_rank);
-    tokens_[r].cache->append(layer, tokens_[r].position, row);
-    row_spans_[static_cast<size_t>(r)] = tokens_[r].cache->num_slots(layer);
-  }
-}
-
-void DecodeStep::rotate_queries() {
-  const ModelDims& d = model_.dims;
-  for (int64_t r = 0; r < num_rows_; ++r)
-    for (int64_t h = 0; h < d.num_heads; ++h)
-      rope_interleaved(cos_sin_.data() + r * d.rope_dim, d.rope_dim / 2,
-                       query_.data() + (r * d.num_heads + h) * d.qk_dim() + d.nope_dim);
-}
-
-void DecodeStep::add_attention(Job& job, int64_t layer) {
-  const ModelDims& d = model_.dims;
-  const AttentionWeights& attention = model_.layers[static_cast<size_t>(layer)].attention;
-  job.phases.push_back({[this, &d]() -> int64_t {
-                          rotate_queries();
-                          return num_rows_ * d.num_heads;
-                        },
-                        [this, &d, &attention](int64_t task, int worker) {
-                          absorb_query(isa_, d, attention.kv_b,
-                                       task % d.num_heads, query_.data() + task * d.qk_dim(),
-                                       latent_query_.data() + task * d.kv_width(),
-                                       pool_.scratch(worker));
-                        }});
-  job.phases.push_back({[this] { return plan_attention(); },
-                        [this, layer](int64_t task, int worker) {
-                          run_attention(layer, attention_tasks_[static_cast<size_t>(task)], worker);
-                        }});
-  job.phases.push_back({[this, &d] { return num_rows_ * d.num_heads; },
-                        [this, layer, &d](int64_t task, int worker) {
-                          run_join(layer, task / d.num_heads, task % d.num_heads, worker);
-                        }});
-  add_products(job, [] {},
-               {{&attention.o, model_.compute, head_values_.data(), d.num_heads * d.v_dim,
-                 attention_.data(), d.hidden}});
-}
-
-// A token attends to the slots up to and including its own. Tokens of one session in this step were
-// appended in order, so its own slot is the one with its position.
-int64_t DecodeStep::plan_attention() {
-  const ModelDims& d = model_.dims;
-  attention_tasks_.clear();
-  int64_t total_spans = 0;
-  for (int64_t r = 0; r < num_rows_; ++r) {
-    const int64_t slots = row_spans_[static_cast<size_t>(r)];
-    const int64_t spans = (slots + kSpanSlots - 1) / kSpanSlots;
-    for (int64_t s = 0; s < spans; ++s)
-      for (int64_t h = 0; h < d.num_heads; h += kHeadBlock)
-        attention_tasks_.push_back({r, h, std::min(kHeadBlock, d.num_heads - h), total_spans + s,
-                                    s * kSpanSlots, std::min(slots, (s + 1) * kSpanSlots)});
-    row_first_span_[static_cast<size_t>(r)] = total_spans;
-    row_spans_[static_cast<size_t>(r)] = spans;
-    total_spans += spans;
-  }
-  resize(span_out_, total_spans * d.num_heads * d.kv_lora_rank);
-  resize(span_max_, total_spans * d.num_heads);
-  resize(span_sum_, total_spans * d.num_heads);
-  return static_cast<int64_t>(attention_tasks_.size());
-}
-
-void DecodeStep::run_attention(int64_t layer, const AttentionTask& task, int worker) {
-  const ModelDims& d = model_.dims;
-  const int64_t head = task.span * d.num_heads + task.head;
-  attend_span(isa_, d, *tokens_[task.row].cache, layer, task.begin, task.end,
-              latent_query_.data() + (task.row * d.num_heads + task.head) * d.kv_width(),
-              task.heads, span_out_.data() + head * d.kv_lora_rank, span_max_.data() + head,
-              span_sum_.data() + head, worker_floats_[static_cast<size_t>(worker)].data(),
-              pool_.scratch(worker));
-}
-
-void DecodeStep::run_join(int64_t layer, int64_t row, int64_t head, int worker) {
-  const ModelDims& d = model_.dims;
-  const int64_t first = row_first_span_[static_cast<size_t>(row)] * d.num_heads + head;
-  join_spans(isa_, d, model_.layers[static_cast<size_t>(layer)].attention.kv_b,
-             head, row_spans_[static_cast<size_t>(row)], span_out_.data() + first * d.kv_lora_rank,
-             d.num_heads * d.kv_lora_rank, span_max_.data() + first, span_sum_.data() + first,
-             d.num_heads, head_values_.data() + (row * d.num_heads + head) * d.v_dim,
-             worker_floats_[static_cast<size_t>(worker)].data(), pool_.scratch(worker));
-}
-
 void DecodeStep::add_feed_forward(Job& job, int64_t layer) {
   const ModelDims& d = model_.dims;
-  const LayerWeights& weights = model_.layers[static_cast<size_t>(layer)];
-  std::vector<Product> router;
-  if (weights.is_moe)
-    router.push_back({&weights.router, Compute::kExact, normed_.data(), d.hidden,
-                      router_logits_.data(), d.num_experts});
-  add_products(job,
-               [this, &weights, &d] {
-                 isa_.vector->axpy(1.0f, attention_.data(), num_rows_ * d.hidden, x_.data());
-                 norm_rows(weights.ffn_norm, d.rms_eps, x_, d.hidden, normed_);
-               },
-               std::move(router));
-  if (weights.is_moe) add_products(job, [this, layer] { route(layer); }, {});
+  const LayerWeights& own = weights(layer);
+  std::vector<Product> products;
+  if (own.is_moe)
+    products.push_back({&own.router, Compute::kExact, normed_.data(), d.hidden,
+                        router_logits_.data(), d.num_experts});
+  if (own.shared_gate.data != nullptr)
+    products.push_back(
+        {&own.shared_gate, Compute::kExact, normed_.data(), d.hidden, shared_weights_.data(), 1});
+  add_products(job, [this, layer] { open_feed_forward(layer); }, std::move(products));
+  if (own.is_moe) add_products(job, [this, layer] { route_rows(layer); }, {});
+  const bool post_norm = !own.post_ffn_norm.empty();
   ExpertsCall& call = calls_[static_cast<size_t>(layer)];
-  call.layer = &weights;
+  call.dims = &d;
+  call.layer = &own;
   call.compute = model_.compute;
   call.num_rows = num_rows_;
-  call.hidden = d.hidden;
   call.experts_per_token = d.experts_per_token;
   call.x = normed_.data();
   call.ids = router_ids_.data();
   call.weights = router_weights_.data();
-  call.y = x_.data();
-  call.accumulate = true;
+  call.shared_weights = own.shared_gate.data != nullptr ? shared_weights_.data() : nullptr;
+  call.y = post_norm ? branch_.data() : x_.data();
+  call.accumulate = !post_norm;
   experts_.add_phases(job, &call);
+  if (post_norm) add_products(job, [this, layer] { close_layer(layer); }, {});
 }
 
-void DecodeStep::route(int64_t layer) {
+// The attention branch joins the residual stream; the input of the MLP or the experts.
+void DecodeStep::open_feed_forward(int64_t layer) {
   const ModelDims& d = model_.dims;
-  const RouterRule rule = d.router_rule();
-  for (int64_t r = 0; r < num_rows_; ++r)
-    route_sigmoid(rule, router_logits_.data() + r * d.num_experts,
-                  model_.layers[static_cast<size_t>(layer)].router_bias.data(),
-                  router_scratch_.data(), router_ids_.data() + r * d.experts_per_token,
-                  router_weights_.data() + r * d.experts_per_token);
+  const LayerWeights& own = weights(layer);
+  for (int64_t r = 0; r < num_rows_; ++r) add_bias(isa_, own.o_bias, branch_.data() + r * d.hidden);
+  if (!own.post_attention_norm.empty())
+    norm_rows(own.post_attention_norm, d.rms_eps, branch_, d.hidden, branch_);
+  isa_.vector->axpy(1.0f, branch_.data(), num_rows_ * d.hidden, x_.data());
+  norm_rows(own.ffn_norm, d.rms_eps, x_, d.hidden, normed_);
+}
+
+void DecodeStep::route_rows(int64_t layer) {
+  const ModelDims& d = model_.dims;
+  const LayerWeights& own = weights(layer);
+  for (int64_t r = 0; r < num_rows_; ++r) {
+    float* logits = router_logits_.data() + r * d.num_experts;
+    add_bias(isa_, own.router_bias, logits);
+    route(d.router_rule(), logits,
+          own.router_correction.empty() ? nullptr : own.router_correction.data(),
+          router_scratch_.data(), router_ids_.data() + r * d.experts_per_token,
+          router_weights_.data() + r * d.experts_per_token);
+    if (own.shared_gate.data != nullptr) {
+      float& gate = shared_weights_[static_cast<size_t>(r)];
+      gate = 1.0f / (1.0f + std::exp(-gate));
+    }
+  }
+}
+
+void DecodeStep::close_layer(int64_t layer) {
+  const ModelDims& d = model_.dims;
+  norm_rows(weights(layer).post_ffn_norm, d.rms_eps, branch_, d.hidden, branch_);
+  isa_.vector->axpy(1.0f, branch_.data(), num_rows_ * d.hidden, x_.data());
 }
 
 void DecodeStep::add_head(Job& job) {
@@ -290,11 +197,14 @@ void DecodeStep::add_head(Job& job) {
          return logits_rows_.empty() ? 0 : blocks;
        },
        [this](int64_t task, int worker) {
-         const int64_t block = rows_per_block(model_.head), begin = task * block;
-         isa_.matmul->gemv(model_.head, begin, std::min(begin + block, model_.head.rows),
-                           model_.compute, logits_inputs_.data(),
-                           static_cast<int>(logits_inputs_.size()), logits_rows_.data(),
-                           pool_.scratch(worker));
+         const int64_t block = outputs_per_block(model_.head), begin = task * block;
+         const int64_t end = std::min(begin + block, model_.head.outputs());
+         multiply(*isa_.matmul, model_.head, begin, end, model_.compute, logits_inputs_.data(),
+                  static_cast<int64_t>(logits_inputs_.size()), logits_rows_.data(),
+                  pool_.scratch(worker));
+         if (model_.dims.final_softcap <= 0) return;
+         for (float* logits : logits_rows_)
+           isa_.vector->softcap(logits + begin, model_.dims.final_softcap, end - begin);
        }});
   add_products(job, [this] { check_logits(); }, {});
 }

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "cpu/threads.h"
-#include "kernels/attention/mla_decode.h"
+#include "kernels/attention/spans.h"
 #include "kernels/experts/experts.h"
 #include "kernels/router/router.h"
 #include "kv/cache.h"
@@ -43,7 +43,6 @@ class DecodeStep {
   struct AttentionTask {
     int64_t row, head, heads, span, begin, end;
   };
-
   // y[r] = w x[r] for every token row, as tasks of one phase.
   struct Product {
     const MatrixView* w;
@@ -56,20 +55,38 @@ class DecodeStep {
 
   bool run_chunk(const TokenRow* tokens, int64_t count, const CancelFlag* cancel);
   void add_products(Job& job, std::function<void()> before, std::vector<Product> products);
-  void add_attention_inputs(Job& job, int64_t layer);
-  void add_attention(Job& job, int64_t layer);
-  void add_feed_forward(Job& job, int64_t layer);
-  void add_head(Job& job);
-  void norm_rows(const std::vector<float>& weight, float eps, std::vector<float>& x, int64_t width,
-                 std::vector<float>& y);
+  void norm_rows(const std::vector<float>& weight, float eps, const std::vector<float>& x,
+                 int64_t width, std::vector<float>& y);
   void check_finite(int64_t layer);
+
+  // step_attention.cpp
+  void add_latent_inputs(Job& job, int64_t layer);
+  void add_grouped_inputs(Job& job, int64_t layer);
+  void open_layer(int64_t layer);
   void store_latents(int64_t layer);
-  void rotate_queries();
-  int64_t plan_attention();
+  void finish_grouped(int64_t layer);
+  void rotate_queries(int64_t layer);
+  void add_attention(Job& job, int64_t layer);
+  int64_t plan_attention(int64_t layer);
   void run_attention(int64_t layer, const AttentionTask& task, int worker);
   void run_join(int64_t layer, int64_t row, int64_t head, int worker);
-  void route(int64_t layer);
+
+  void add_feed_forward(Job& job, int64_t layer);
+  void open_feed_forward(int64_t layer);
+  void route_rows(int64_t layer);
+  void close_layer(int64_t layer);
+  void add_head(Job& job);
   void check_logits() const;
+  const LayerWeights& weights(int64_t layer) const {
+    return model_.layers[static_cast<size_t>(layer)];
+  }
+  const Rope& rope(int64_t layer) const {
+    return model_.ropes[static_cast<size_t>(weights(layer).rope)];
+  }
+  const float* cos_sin(int64_t layer, int64_t row) const {
+    const auto ropes = static_cast<int64_t>(model_.ropes.size());
+    return cos_sin_.data() + (row * ropes + weights(layer).rope) * 2 * model_.rope_pairs();
+  }
 
   const Model& model_;
   const InstructionSet& isa_;
@@ -80,13 +97,15 @@ class DecodeStep {
   const TokenRow* tokens_ = nullptr;
   int64_t num_rows_ = 0;
   int64_t first_bad_layer_ = -1;
-  // Activations, one row a token: residual, normalised input, latent query, KV row, query, ...
-  std::vector<float> x_, normed_, q_latent_, kv_, query_, latent_query_, head_values_, attention_;
-  std::vector<float> router_logits_, router_scratch_, router_weights_, cos_sin_;
+  // Activations, one row a token: residual, normalised input, latent query, KV slot, query, ...
+  std::vector<float> x_, normed_, q_latent_, kv_, query_, latent_query_, head_values_, branch_;
+  std::vector<float> router_logits_, router_scratch_, router_weights_, shared_weights_;
+  std::vector<float> cos_sin_;  // [rows][ropes][2 * pairs]
   std::vector<float*> logits_rows_;
   std::vector<const float*> logits_inputs_;
   std::vector<int32_t> router_ids_;
   std::vector<AttentionTask> attention_tasks_;
+  std::vector<int64_t> row_slots_;                   // of each row: slots up to its own
   std::vector<int64_t> row_spans_, row_first_span_;  // of each row: number, index of the first
   std::vector<float> span_out_, span_max_, span_sum_;
   std::vector<std::vector<float>> worker_floats_;

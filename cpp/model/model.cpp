@@ -1,9 +1,16 @@
 #include "model/model.h"
 
-#include "common/number_formats.h"
 #include "common/status.h"
+#include "kernels/matmul/decode_row.h"
+#include "kernels/rope/rope.h"
 
 namespace moechat {
+
+std::vector<int64_t> Model::windows() const {
+  std::vector<int64_t> windows;
+  for (const LayerWeights& layer : layers) windows.push_back(layer.window);
+  return windows;
+}
 
 void throw_non_finite(int64_t first_bad_layer) {
   const std::string where = first_bad_layer < 0
@@ -24,16 +31,16 @@ bool all_finite(const float* x, int64_t n) {
   return probe[0] == 0.0f;
 }
 
-void decode_row(const MatrixView& view, int64_t row, float* dst) {
-  const uint8_t* p = view.data + row * view.row_stride_bytes;
-  for (int64_t k = 0; k < view.cols; ++k) {
-    switch (view.format) {
-      case Format::kF32: dst[k] = load_f32(p + 4 * k); break;
-      case Format::kBF16: dst[k] = bf16_to_f32(load_u16(p + 2 * k)); break;
-      case Format::kFP8Block:
-        dst[k] = fp8_e4m3_to_f32(p[k]) * load_f32(view.scale_at(row, k));
-        break;
-    }
+void embed(const Model& model, int32_t token, float* x) {
+  decode_row(model.embedding, token, x);
+  if (model.dims.embedding_scale == 1.0f) return;
+  for (int64_t i = 0; i < model.dims.hidden; ++i) x[i] *= model.dims.embedding_scale;
+}
+
+void model_angles(const Model& model, int64_t position, float* cos_sin) {
+  for (const Rope& rope : model.ropes) {
+    rope_angles(position, rope.inverse_frequencies.data(), rope.pairs(), rope.amplitude, cos_sin);
+    cos_sin += 2 * rope.pairs();
   }
 }
 

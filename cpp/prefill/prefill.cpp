@@ -1,49 +1,56 @@
 #include "prefill/prefill.h"
 
 #include <algorithm>
-#include <cstring>
+#include <cmath>
 
-#include "kernels/rope/rope.h"
+#include "kernels/attention/rows.h"
+#include "kernels/matmul/product.h"
 #include "kernels/router/router.h"
 
 namespace moechat {
 namespace {
 
-constexpr int64_t kTile = 128;                    // weight rows of one GEMM task
+constexpr int64_t kTile = 128;                    // outputs of one GEMM task
 constexpr int64_t kRowsPerTask = 256;             // activation rows that share a decoded tile
 constexpr int64_t kRowChunk = 16;                 // activation rows of one element-wise task
 constexpr int64_t kExpertFloats = 128ll << 18;    // 128 MiB of expert outputs at a time
 
-int64_t blocks(int64_t n, int64_t block) { return (n + block - 1) / block; }
+void resize(std::vector<float>& buffer, int64_t size) { buffer.resize(static_cast<size_t>(size)); }
 
 }  // namespace
 
 Prefill::Prefill(const Model& model, ThreadPool& pool, const KVCache& cache,
                  std::vector<int32_t> tokens, int64_t prefix)
     : model_(model), isa_(active_instruction_set()), pool_(pool), cache_(cache),
-      tokens_(std::move(tokens)), prefix_(prefix), experts_(isa_, pool),
-      attention_(model, isa_, pool, num_tokens(), num_keys()) {
+      tokens_(std::move(tokens)), prefix_(prefix),
+      angles_(static_cast<int64_t>(model.ropes.size()) * 2 * model.rope_pairs()),
+      experts_(isa_, pool) {
   const ModelDims& d = model.dims;
-  const auto rows = static_cast<size_t>(num_tokens());
-  x_.resize(rows * static_cast<size_t>(d.hidden));
-  normed_.resize(rows * static_cast<size_t>(d.hidden));
-  branch_.resize(rows * static_cast<size_t>(d.hidden));
-  q_latent_.resize(rows * static_cast<size_t>(d.q_lora_rank));
-  latents_.resize(static_cast<size_t>(num_keys() * d.kv_width()));
-  values_.resize(rows * static_cast<size_t>(d.num_heads * d.v_dim));
-  cos_sin_.resize(rows * static_cast<size_t>(d.rope_dim));
-  router_logits_.resize(rows * static_cast<size_t>(d.num_experts));
-  router_weights_.resize(rows * static_cast<size_t>(d.experts_per_token));
-  kv_encoded_.resize(rows * static_cast<size_t>(cache.slot_bytes()));
-  for (int64_t r = 0; r < num_tokens(); ++r) {
-    decode_row(model.embedding, tokens_[static_cast<size_t>(r)], x_.data() + r * d.hidden);
-    rope_angles(prefix + r, model.rope_inverse_frequencies.data(), d.rope_dim / 2,
-                d.rope_amplitude, cos_sin_.data() + r * d.rope_dim);
+  const int64_t rows = num_tokens();
+  if (d.latent())
+    latent_.emplace(model, isa_, pool, rows, num_keys());
+  else
+    grouped_.emplace(model, isa_, pool, rows, num_keys());
+  resize(x_, rows * d.hidden);
+  resize(normed_, rows * d.hidden);
+  resize(branch_, rows * d.hidden);
+  resize(query_, rows * (d.latent() ? d.q_lora_rank : d.num_heads * d.head_dim));
+  resize(slots_, num_keys() * d.kv_width());
+  resize(values_, rows * d.num_heads * d.value_dim());
+  resize(cos_sin_, rows * angles_);
+  resize(router_logits_, rows * d.num_experts);
+  resize(router_weights_, rows * d.experts_per_token);
+  resize(shared_weights_, rows);
+  visible_begin_.resize(static_cast<size_t>(rows));
+  kv_encoded_.resize(static_cast<size_t>(rows * cache.slot_bytes()));
+  for (int64_t r = 0; r < rows; ++r) {
+    embed(model, tokens_[static_cast<size_t>(r)], x_.data() + r * d.hidden);
+    model_angles(model, prefix + r, cos_sin_.data() + r * angles_);
   }
 }
 
 void Prefill::add_rows(Job& job, std::function<void(int64_t row)> body) {
-  job.phases.push_back({[this] { return blocks(num_tokens(), kRowChunk); },
+  job.phases.push_back({[this] { return ceil_div(num_tokens(), kRowChunk); },
                         [this, body = std::move(body)](int64_t task, int) {
                           const int64_t end = std::min((task + 1) * kRowChunk, num_tokens());
                           for (int64_t r = task * kRowChunk; r < end; ++r) body(r);
@@ -52,20 +59,20 @@ void Prefill::add_rows(Job& job, std::function<void(int64_t row)> body) {
 
 void Prefill::add_product(Job& job, const MatrixView& w, Compute compute, int64_t rows,
                           const float* x, float* y, int64_t y_stride) {
-  const int64_t tiles = blocks(w.rows, kTile);
+  const int64_t tiles = ceil_div(w.outputs(), kTile);
   job.phases.push_back(
-      {[=] { return tiles * blocks(rows, kRowsPerTask); },
+      {[=] { return tiles * ceil_div(rows, kRowsPerTask); },
        [=, self = this, &w](int64_t task, int worker) {
          const int64_t begin = task % tiles * kTile, row = task / tiles * kRowsPerTask;
          const int64_t count = std::min(kRowsPerTask, rows - row);
          const float* inputs[kRowsPerTask];
          float* outputs[kRowsPerTask];
          for (int64_t i = 0; i < count; ++i) {
-           inputs[i] = x + (row + i) * w.cols;
+           inputs[i] = x + (row + i) * w.inputs();
            outputs[i] = y + (row + i) * y_stride;
          }
-         self->isa_.matmul->gemm(w, begin, std::min(begin + kTile, w.rows), compute, inputs, count,
-                                 outputs, self->pool_.scratch(worker));
+         multiply(*self->isa_.matmul, w, begin, std::min(begin + kTile, w.outputs()), compute,
+                  inputs, count, outputs, self->pool_.scratch(worker));
        }});
 }
 
@@ -83,98 +90,76 @@ bool Prefill::run_layer(const CancelFlag* cancel, float* window_mass, int64_t wi
   return true;
 }
 
-void Prefill::add_attention(Job& job, const LayerWeights& weights, float* window_mass,
-                            int64_t window) {
+// The attention branch joins the residual stream; the input of the MLP or the experts.
+void Prefill::join_attention(const LayerWeights& weights, int64_t row) {
   const ModelDims& d = model_.dims;
-  const AttentionWeights& attention = weights.attention;
-  add_rows(job, [this, &weights, &d](int64_t r) {
-    isa_.vector->rms_norm(x_.data() + r * d.hidden, weights.attention_norm.data(), d.rms_eps,
-                          d.hidden, normed_.data() + r * d.hidden);
-  });
-  float* own_latents = latents_.data() + prefix_ * d.kv_width();
-  add_product(job, attention.kv_a, model_.compute, num_tokens(), normed_.data(), own_latents,
-              d.kv_width());
-  if (d.q_lora_rank > 0)
-    add_product(job, attention.q_a, model_.compute, num_tokens(), normed_.data(), q_latent_.data(),
-                d.q_lora_rank);
-  job.phases.push_back({[this]() -> int64_t {
-                          read_prefix();
-                          return 0;
-                        },
-                        {}});
-  add_rows(job, [this, &attention, &d](int64_t r) {
-    store_latent(attention, r);
-    if (d.q_lora_rank > 0) {
-      float* row = q_latent_.data() + r * d.q_lora_rank;
-      isa_.vector->rms_norm(row, attention.q_a_norm.data(), d.latent_eps, d.q_lora_rank, row);
-    }
-  });
-  const bool latent = d.q_lora_rank > 0;
-  attention_.add_phases(job, attention, latents_.data(), latent ? q_latent_.data() : normed_.data(),
-                        latent ? d.q_lora_rank : d.hidden, cos_sin_.data(), values_.data(),
-                        window_mass, window);
-  add_product(job, attention.o, model_.compute, num_tokens(), values_.data(), branch_.data(),
-              d.hidden);
-}
-
-void Prefill::read_prefix() {
-  for (int64_t slot = 0; slot < prefix_; ++slot)
-    decode_slot(cache_.encoding(), cache_.slot(layer_, slot), cache_.width(),
-                latents_.data() + slot * cache_.width());
-}
-
-// Norm and RoPE of one new slot; then its encoded form, and back, so that prefill attends to
-// exactly what the cache will hold.
-void Prefill::store_latent(const AttentionWeights& weights, int64_t row) {
-  const ModelDims& d = model_.dims;
-  float* latent = latents_.data() + (prefix_ + row) * d.kv_width();
-  isa_.vector->rms_norm(latent, weights.kv_a_norm.data(), d.latent_eps, d.kv_lora_rank, latent);
-  rope_interleaved(cos_sin_.data() + row * d.rope_dim, d.rope_dim / 2, latent + d.kv_lora_rank);
-  uint8_t* encoded = kv_encoded_.data() + row * cache_.slot_bytes();
-  encode_slot(cache_.encoding(), latent, d.kv_width(), encoded);
-  decode_slot(cache_.encoding(), encoded, d.kv_width(), latent);
+  float* branch = branch_.data() + row * d.hidden;
+  float* x = x_.data() + row * d.hidden;
+  add_bias(isa_, weights.o_bias, branch);
+  if (!weights.post_attention_norm.empty())
+    isa_.vector->rms_norm(branch, weights.post_attention_norm.data(), d.rms_eps, d.hidden, branch);
+  isa_.vector->axpy(1.0f, branch, d.hidden, x);
+  isa_.vector->rms_norm(x, weights.ffn_norm.data(), d.rms_eps, d.hidden,
+                        normed_.data() + row * d.hidden);
 }
 
 void Prefill::add_feed_forward(Job& job, const LayerWeights& weights) {
   const ModelDims& d = model_.dims;
-  add_rows(job, [this, &weights, &d](int64_t r) {
-    isa_.vector->axpy(1.0f, branch_.data() + r * d.hidden, d.hidden, x_.data() + r * d.hidden);
-    isa_.vector->rms_norm(x_.data() + r * d.hidden, weights.ffn_norm.data(), d.rms_eps, d.hidden,
-                          normed_.data() + r * d.hidden);
-  });
+  add_rows(job, [this, &weights](int64_t r) { join_attention(weights, r); });
   router_ids_.resize(weights.is_moe ? static_cast<size_t>(num_tokens() * d.experts_per_token) : 0);
   if (weights.is_moe) {
     add_product(job, weights.router, Compute::kExact, num_tokens(), normed_.data(),
                 router_logits_.data(), d.num_experts);
-    add_rows(job, [this, &weights](int64_t r) { route(weights, r); });
+    if (weights.shared_gate.data != nullptr)
+      add_product(job, weights.shared_gate, Compute::kExact, num_tokens(), normed_.data(),
+                  shared_weights_.data(), 1);
+    add_rows(job, [this, &weights](int64_t r) { route_row(weights, r); });
   }
+  add_experts(job, weights);
+  if (weights.post_ffn_norm.empty()) return;
+  add_rows(job, [this, &weights, &d](int64_t r) {
+    float* branch = branch_.data() + r * d.hidden;
+    isa_.vector->rms_norm(branch, weights.post_ffn_norm.data(), d.rms_eps, d.hidden, branch);
+    isa_.vector->axpy(1.0f, branch, d.hidden, x_.data() + r * d.hidden);
+  });
+}
+
+void Prefill::add_experts(Job& job, const LayerWeights& weights) {
+  const ModelDims& d = model_.dims;
+  const bool post_norm = !weights.post_ffn_norm.empty();
   const int64_t per_row = (d.experts_per_token + 1) * d.hidden;
   const int64_t chunk = std::max<int64_t>(kMaxGemvRows, kExpertFloats / per_row);
-  calls_.assign(static_cast<size_t>(blocks(num_tokens(), chunk)), {});
+  calls_.assign(static_cast<size_t>(ceil_div(num_tokens(), chunk)), {});
   for (int64_t row = 0; row < num_tokens(); row += chunk) {
     ExpertsCall& call = calls_[static_cast<size_t>(row / chunk)];
+    call.dims = &d;
     call.layer = &weights;
     call.compute = model_.compute;
     call.num_rows = std::min(chunk, num_tokens() - row);
-    call.hidden = d.hidden;
     call.experts_per_token = d.experts_per_token;
     call.x = normed_.data() + row * d.hidden;
     call.ids = router_ids_.data() + row * d.experts_per_token;
     call.weights = router_weights_.data() + row * d.experts_per_token;
-    call.y = x_.data() + row * d.hidden;
-    call.accumulate = true;
+    if (weights.shared_gate.data != nullptr) call.shared_weights = shared_weights_.data() + row;
+    call.y = (post_norm ? branch_ : x_).data() + row * d.hidden;
+    call.accumulate = !post_norm;
     experts_.add_phases(job, &call);
   }
 }
 
-void Prefill::route(const LayerWeights& weights, int64_t row) {
+void Prefill::route_row(const LayerWeights& weights, int64_t row) {
   const ModelDims& d = model_.dims;
   float* logits = router_logits_.data() + row * d.num_experts;
   thread_local std::vector<float> scratch;
-  scratch.resize(static_cast<size_t>(2 * d.num_experts + d.num_groups));
-  route_sigmoid(d.router_rule(), logits, weights.router_bias.data(), scratch.data(),
-                router_ids_.data() + row * d.experts_per_token,
-                router_weights_.data() + row * d.experts_per_token);
+  resize(scratch, 2 * d.num_experts + d.num_groups);
+  add_bias(isa_, weights.router_bias, logits);
+  route(d.router_rule(), logits,
+        weights.router_correction.empty() ? nullptr : weights.router_correction.data(),
+        scratch.data(), router_ids_.data() + row * d.experts_per_token,
+        router_weights_.data() + row * d.experts_per_token);
+  if (weights.shared_gate.data == nullptr) return;
+  float& gate = shared_weights_[static_cast<size_t>(row)];
+  gate = 1.0f / (1.0f + std::exp(-gate));
 }
 
 bool Prefill::logits(const CancelFlag* cancel, int64_t first, float* out) {
@@ -188,6 +173,10 @@ bool Prefill::logits(const CancelFlag* cancel, int64_t first, float* out) {
   });
   add_product(job, model_.head, model_.compute, rows, normed_.data() + first * d.hidden, out,
               d.vocab);
+  if (d.final_softcap > 0)
+    add_rows(job, [this, &d, first, out](int64_t r) {
+      if (r >= first) isa_.vector->softcap(out + (r - first) * d.vocab, d.final_softcap, d.vocab);
+    });
   if (!pool_.run(Priority::kPrefill, job)) return false;
   if (!all_finite(out, rows * d.vocab)) throw_non_finite(-1);
   return true;

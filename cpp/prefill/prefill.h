@@ -2,10 +2,12 @@
 // span stays here until the caller sends it as a packet; earlier slots are read from the cache.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "cpu/threads.h"
-#include "kernels/attention/mla_prefill.h"
+#include "kernels/attention/grouped_prefill.h"
+#include "kernels/attention/latent_prefill.h"
 #include "kernels/experts/experts.h"
 #include "kv/cache.h"
 #include "model/model.h"
@@ -23,8 +25,9 @@ class Prefill {
   int64_t kv_width() const { return cache_.width(); }
   int64_t vocab() const { return model_.dims.vocab; }
   int64_t num_keys() const { return prefix_ + num_tokens(); }
-  // Runs the next layer. Afterwards kv() holds its slots. `window_mass` [num_keys] or null: see
-  // PrefillAttention. Returns false when `cancel` cut it; throws Status "non-finite-logits" naming the
+  // Runs the next layer. Afterwards kv() holds its slots. `window_mass` [num_keys] or null: for each
+  // key, the mean over heads of the summed attention probability that the last `window` queries
+  // give it. Returns false when `cancel` cut it; throws Status "non-finite-logits" naming the
   // layer. The object is spent after either.
   bool run_layer(const CancelFlag* cancel, float* window_mass, int64_t window);
   // Past num_layers() once a layer was cut or failed.
@@ -45,10 +48,22 @@ class Prefill {
   void add_product(Job& job, const MatrixView& w, Compute compute, int64_t rows, const float* x,
                    float* y, int64_t y_stride);
   void add_attention(Job& job, const LayerWeights& weights, float* window_mass, int64_t window);
+  void add_latent_inputs(Job& job, const LayerWeights& weights);
+  void add_grouped_inputs(Job& job, const LayerWeights& weights);
+  void add_mean_mass(Job& job, float* window_mass);
   void add_feed_forward(Job& job, const LayerWeights& weights);
-  void read_prefix();
-  void store_latent(const AttentionWeights& weights, int64_t row);
-  void route(const LayerWeights& weights, int64_t row);
+  void add_experts(Job& job, const LayerWeights& weights);
+  void read_prefix(const LayerWeights& weights);
+  void round_slot(int64_t row);
+  void join_attention(const LayerWeights& weights, int64_t row);
+  void route_row(const LayerWeights& weights, int64_t row);
+  float* own_slot(int64_t row) { return slots_.data() + (prefix_ + row) * model_.dims.kv_width(); }
+  const float* cos_sin(const LayerWeights& weights, int64_t row) const {
+    return cos_sin_.data() + row * angles_ + weights.rope * 2 * model_.rope_pairs();
+  }
+  const Rope& rope(const LayerWeights& weights) const {
+    return model_.ropes[static_cast<size_t>(weights.rope)];
+  }
 
   const Model& model_;
   const InstructionSet& isa_;
@@ -56,12 +71,18 @@ class Prefill {
   const KVCache& cache_;
   std::vector<int32_t> tokens_;
   int64_t prefix_, layer_ = 0;
+  int64_t angles_;  // floats of cos_sin_ a token
   bool spent_ = false;
   Experts experts_;
   std::vector<ExpertsCall> calls_;
-  PrefillAttention attention_;
-  std::vector<float> x_, normed_, q_latent_, latents_, values_, branch_, cos_sin_;
-  std::vector<float> router_logits_, router_weights_;
+  PrefillAttentionCall attention_;
+  std::optional<LatentPrefill> latent_;    // one of the two
+  std::optional<GroupedPrefill> grouped_;
+  std::vector<float> x_, normed_, query_, values_, branch_, cos_sin_;
+  std::vector<float> slots_;               // [num_keys][kv_width], of the layer at hand
+  std::vector<float> head_mass_;
+  std::vector<int64_t> visible_begin_;     // [num_tokens], with a window
+  std::vector<float> router_logits_, router_weights_, shared_weights_;
   std::vector<int32_t> router_ids_;
   std::vector<uint8_t> kv_encoded_;
 };

@@ -1,21 +1,28 @@
-"""A model folder becomes a native model: spec, mapped tensors, views by role."""
+"""A model becomes a native model: spec, mapped tensors, views by role."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moechat import _native
 from moechat.errors import from_native
-from moechat.models.architectures import bind_tensors, load_spec
-from moechat.models.spec import BoundTensor, ModelSpec
-from moechat.weights.mapped import Checkpoint
+from moechat.models.spec import BoundTensor, LatentAttention, ModelSpec, MoeSpec
+
+Weight = _native.MatrixView | NDArray[np.float32]
+
+
+class Closeable(Protocol):
+    """Owner of mappings that a native model points into."""
+
+    def close(self) -> None:
+        """Let go of the mappings; each is unmapped when the last array on it is gone."""
 
 
 @dataclass(frozen=True)
@@ -23,23 +30,27 @@ class LoadedModel:
     """A model ready to compute. ``checkpoint`` owns the mappings that ``native`` points into."""
 
     spec: ModelSpec
-    checkpoint: Checkpoint
+    checkpoint: Closeable
     native: _native.Model
 
 
 def load_model(folder: Path, compute: str) -> LoadedModel:
-    """Open ``folder`` (Hugging Face layout). Nothing is converted; only norms are copied.
+    """Open ``folder`` (Hugging Face layout). Nothing is converted; only vectors are copied.
 
     Raises ModelNotFound, CheckpointDamaged or ArchitectureUnsupported.
     """
-    spec = load_spec(folder)
-    checkpoint = Checkpoint.open(folder)
+    from moechat.models.architectures import open_model
+
+    spec, checkpoint, bound = open_model(folder)
     try:
-        weights = {role: _weight(bound) for role, bound in bind_tensors(spec, checkpoint).items()}
+        weights = {role: weight for tensor in bound for role, weight in _weights(tensor)}
         native = _native.Model(
             dims=_dims(spec),
-            rope_inverse_frequencies=list(spec.rope_inverse_frequencies),
-            num_layers=spec.num_layers,
+            ropes=[
+                (list(rope.inverse_frequencies), rope.amplitude, rope.interleaved)
+                for rope in spec.ropes
+            ],
+            layers=[(layer.window, layer.rope) for layer in spec.layers],
             compute=compute,
             weights=weights,
         )
@@ -60,21 +71,102 @@ def choose_instruction_set() -> str:
 
 
 def _dims(spec: ModelSpec) -> dict[str, Any]:
-    values = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
-    del values["rope_inverse_frequencies"]
-    return values
+    """The numbers and rules of a spec under the native model's names; 0 where it has none."""
+    attention = spec.attention
+    latent = attention if isinstance(attention, LatentAttention) else None
+    grouped = None if isinstance(attention, LatentAttention) else attention
+    moe = spec.moe or MoeSpec(num_experts=0, num_experts_per_token=0, intermediate_size=0)
+    return {
+        "hidden_size": spec.hidden_size,
+        "vocab_size": spec.vocab_size,
+        "num_heads": spec.num_heads,
+        "q_lora_rank": latent.q_lora_rank if latent else 0,
+        "kv_lora_rank": latent.kv_lora_rank if latent else 0,
+        "nope_dim": latent.nope_dim if latent else 0,
+        "rope_dim": latent.rope_dim if latent else 0,
+        "v_dim": latent.v_dim if latent else 0,
+        "latent_norm_eps": latent.norm_eps if latent else 0.0,
+        "num_kv_heads": grouped.num_kv_heads if grouped else 0,
+        "head_dim": grouped.head_dim if grouped else 0,
+        "qkv_clip": grouped.clip if grouped else 0.0,
+        "softmax_scale": spec.softmax_scale,
+        "attention_softcap": spec.attention_softcap,
+        "final_softcap": spec.final_softcap,
+        "rms_norm_eps": spec.rms_norm_eps,
+        "embedding_scale": spec.embedding_scale,
+        "activation": spec.activation,
+        "activation_limit": spec.activation_limit,
+        "activation_alpha": spec.activation_alpha,
+        "num_experts": moe.num_experts,
+        "num_experts_per_token": moe.num_experts_per_token,
+        "num_groups": moe.num_groups,
+        "num_groups_kept": moe.num_groups_kept,
+        "scoring": moe.scoring,
+        "normalise_weights": moe.normalise_weights,
+        "routed_scaling": moe.routed_scaling,
+    }
 
 
-def _weight(bound: BoundTensor) -> _native.MatrixView | NDArray[np.float32]:
-    array = bound.weight.array
-    if array.ndim == 1:
-        return _float32(array)
-    scale = bound.scale.array if bound.scale is not None else None
-    return _native.MatrixView(bound.format, array, scale)
+def _weights(bound: BoundTensor) -> Iterator[tuple[str, Weight]]:
+    """One tensor's parts by role: experts of a stack apart, gate and up apart."""
+    arrays = [
+        part.array if part is not None else None
+        for part in (bound.data, bound.scale, bound.zeros)
+    ]
+    if not bound.spec.stacked:
+        yield from _split(bound, bound.spec.role, arrays)
+        return
+    for number in range(bound.spec.shape[0]):
+        role = bound.spec.role.replace("*", str(number))
+        yield from _split(bound, role, [None if a is None else a[number] for a in arrays])
 
 
-def _float32(array: NDArray[Any]) -> NDArray[np.float32]:
-    """A small vector as float32: BF16 bits are widened exactly."""
-    if array.dtype == np.uint16:
+def _split(
+    bound: BoundTensor, role: str, arrays: list[NDArray[Any] | None]
+) -> Iterator[tuple[str, Weight]]:
+    if not bound.spec.interleaved:
+        yield role, _weight(bound, arrays)
+        return
+    prefix, suffix = role.rsplit("gate_up", 1)
+    # Outputs alternate. As rows (or a vector) every second one is taken; as columns the view steps.
+    for first, name in enumerate(("gate", "up")):
+        if bound.transposed:
+            half = [None if a is None else a[..., first::2] for a in arrays]
+        else:
+            half = [None if a is None else a[first::2] for a in arrays]
+        yield f"{prefix}{name}{suffix}", _weight(bound, half)
+
+
+def _weight(bound: BoundTensor, arrays: list[NDArray[Any] | None]) -> Weight:
+    data, scale, zeros = arrays
+    assert data is not None
+    if data.ndim == 1:
+        vector = _float32(data, bound.format)
+        return vector + np.float32(bound.spec.added) if bound.spec.added else vector
+    options: dict[str, Any] = {}
+    if scale is not None:
+        options["scale"], options["block"] = scale, bound.block
+        options["scale_type"] = _SCALE_TYPES[bound.scale.dtype] if bound.scale else None
+    if zeros is not None:
+        options["zeros"] = zeros
+    if bound.group_index is not None:
+        options["group_index"] = bound.group_index.array
+    if bound.transposed:
+        options["transposed"] = True
+        if bound.spec.interleaved:
+            options["col_step"] = 2
+    if bound.format == "int4":
+        options["cols"] = bound.spec.shape[-1]
+    return _native.MatrixView(bound.format, data, **options)
+
+
+_SCALE_TYPES = {"F32": "f32", "BF16": "bf16", "F16": "f16", "U8": "e8m0", "F8_E8M0": "e8m0"}
+
+
+def _float32(array: NDArray[Any], format_: str) -> NDArray[np.float32]:
+    """A small vector as float32: BF16 and F16 bits are widened exactly."""
+    if format_ == "bf16":
         return (array.astype(np.uint32) << 16).view(np.float32)
+    if format_ == "f16":
+        return array.view(np.float16).astype(np.float32)
     return array.astype(np.float32)

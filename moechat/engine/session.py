@@ -38,8 +38,8 @@ class Session:
     def __init__(self, engine: Engine, number: int) -> None:
         self._engine = engine
         self.timeline = Timeline(engine.spec.vocab_size)
-        width = engine.spec.kv_lora_rank + engine.spec.qk_rope_head_dim
-        self.cache = KVCache(number, engine.spec.num_layers, width, engine.compute)
+        windows = [layer.window for layer in engine.spec.layers]
+        self.cache = KVCache(number, windows, engine.spec.kv_width, engine.compute)
         self._busy = threading.Lock()
         self._cancellation: Cancellation | None = None
         self._closed = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,22 +16,28 @@ from moechat.kv.packet import TIER_NATIVE, KVPacket, verify
 class KVCache:
     """Slots of every layer in the compute type. Only the decode worker calls apply and truncate.
 
+    ``windows`` has one sliding window a layer, 0 for none: such a layer keeps its window and some
+    slack, and forgets older slots while decode steps.
     ``epoch`` is raised whenever packets that may be on their way have become worthless.
     """
 
-    def __init__(self, session: int, num_layers: int, width: int, compute: str) -> None:
+    def __init__(self, session: int, windows: Sequence[int], width: int, compute: str) -> None:
         self.session = session
         self.epoch = 0
-        self.num_layers = num_layers
-        self.native = _native.KVCache(num_layers, width, compute)
+        self.num_layers = len(windows)
+        self.native = _native.KVCache(list(windows), width, compute)
 
     def __len__(self) -> int:
-        """Slots that every layer holds."""
+        """Tokens whose KV every layer has; a sliding window may have let go of the oldest."""
         return self.native.num_slots(self.num_layers - 1)
 
     def num_slots(self, layer: int) -> int:
-        """Slots that one layer holds; layers differ only while packets are on their way."""
+        """Tokens whose KV one layer has; layers differ only while packets are on their way."""
         return self.native.num_slots(layer)
+
+    def first_slot(self, layer: int) -> int:
+        """The oldest slot that one layer still holds."""
+        return self.native.first_slot(layer)
 
     def holds(self, position: int) -> bool:
         """Whether every layer holds exactly the slots below ``position``."""
@@ -58,10 +65,13 @@ class KVCache:
         return True
 
     def truncate(self, position: int) -> None:
-        """Keep the slots of positions below ``position``; whatever is on its way becomes stale."""
+        """Keep the slots of positions below ``position``; whatever is on its way becomes stale.
+
+        Past a sliding window's slack nothing is kept: the timeline is prefilled again.
+        """
         self.epoch += 1
         self.native.truncate(position)
 
     def positions(self, layer: int) -> NDArray[np.int32]:
-        """Positions of all slots of a layer."""
-        return self.native.positions(layer, 0, self.native.num_slots(layer))
+        """Positions of all slots that a layer holds."""
+        return self.native.positions(layer, self.first_slot(layer), self.num_slots(layer))

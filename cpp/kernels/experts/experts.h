@@ -1,5 +1,6 @@
 // Routed experts, with the shared expert beside them (design 3.2):
-//   y[r] = sum_k weight[r][k] * mlp(expert id[r][k], x[r])  (+ mlp(shared, x[r])), in slot order.
+//   y[r] = sum_k weight[r][k] * mlp(expert id[r][k], x[r])  (+ shared weight[r] * mlp(shared, x[r])),
+// in slot order.
 // A dense layer is the same with no routed expert and the MLP as the shared one.
 //
 // Decode class (<= kMaxGemvRows rows): each weight is decoded once for all rows that use it, and a
@@ -16,13 +17,15 @@
 namespace moechat {
 
 struct ExpertsCall {
+  const ModelDims* dims = nullptr;
   const LayerWeights* layer = nullptr;
   Compute compute = Compute::kBF16;
   bool with_shared = true;
-  int64_t num_rows = 0, hidden = 0, experts_per_token = 0;
+  int64_t num_rows = 0, experts_per_token = 0;
   const float* x = nullptr;         // [num_rows][hidden], normalised input
   const int32_t* ids = nullptr;     // [num_rows][experts_per_token], distinct in a row
   const float* weights = nullptr;   // [num_rows][experts_per_token]
+  const float* shared_weights = nullptr;  // [num_rows]; null: 1
   float* y = nullptr;               // [num_rows][hidden]; overwritten, or added to
   bool accumulate = false;          // y += instead of y =
 };
@@ -53,6 +56,8 @@ class Experts {
   int64_t split(const ExpertsCall& call, MatrixView MlpWeights::*matrix);
   int64_t open_gate_up(const ExpertsCall& call);
   int64_t open_down(const ExpertsCall& call);
+  void activate(const ModelDims& dims, const MlpWeights& mlp, int64_t begin, int64_t end,
+                float* gate, float* up);
   void run_gate_up(const ExpertsCall& call, const Task& task, int worker);
   void run_down(const ExpertsCall& call, const Task& task, int worker);
   void run_sum(const ExpertsCall& call, int64_t row_begin, int64_t row_end);

@@ -13,12 +13,13 @@ void rope_angles(int64_t position, const float* inverse_frequencies, int64_t pai
   }
 }
 
-void rope_interleaved(const float* cos_sin, int64_t pairs, float* x) {
+void rope_rotate(const float* cos_sin, int64_t pairs, bool interleaved, float* x) {
+  const int64_t step = interleaved ? 2 : 1, partner = interleaved ? 1 : pairs;
   for (int64_t i = 0; i < pairs; ++i) {
     const float c = cos_sin[2 * i], s = cos_sin[2 * i + 1];
-    const float even = x[2 * i], odd = x[2 * i + 1];
-    x[2 * i] = even * c - odd * s;
-    x[2 * i + 1] = even * s + odd * c;
+    const float first = x[step * i], second = x[step * i + partner];
+    x[step * i] = first * c - second * s;
+    x[step * i + partner] = first * s + second * c;
   }
 }
 

@@ -10,6 +10,14 @@ struct VectorKernels {
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* y);
   // y = silu(gate) * up, silu(v) = v / (1 + exp(-v)). y may be gate or up.
   void (*silu_mul)(const float* gate, const float* up, int64_t n, float* y);
+  // y = gelu(gate) * up with the tanh form of gelu (Hendrycks and Gimpel, section 2). y may be gate.
+  void (*gelu_tanh_mul)(const float* gate, const float* up, int64_t n, float* y);
+  // gpt-oss: gate <= limit, |up| <= limit, y = (up + 1) * gate * sigmoid(alpha * gate). y may be
+  // gate.
+  void (*swiglu_clamped)(const float* gate, const float* up, float limit, float alpha, int64_t n,
+                         float* y);
+  // x = cap * tanh(x / cap).
+  void (*softcap)(float* x, float cap, int64_t n);
   // x = exp(x - shift); returns the sum. exp(-inf) is 0.
   float (*exp_sum)(float* x, float shift, int64_t n);
   // Largest element; -inf for n == 0; NaN if any element is NaN.

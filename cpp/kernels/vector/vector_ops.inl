@@ -50,6 +50,29 @@ void silu_mul(const float* gate, const float* up, int64_t n, float* y) {
   for (int64_t i = 0; i < n; ++i) y[i] = gate[i] / (1.0f + fast_exp(-gate[i])) * up[i];
 }
 
+void gelu_tanh_mul(const float* gate, const float* up, int64_t n, float* y) {
+  constexpr float kTwiceRoot = 1.5957691216057308f;  // 2 sqrt(2 / pi): 0.5 (1 + tanh z) = sigmoid(2 z)
+  for (int64_t i = 0; i < n; ++i) {
+    const float v = gate[i];
+    const float z = kTwiceRoot * (v + 0.044715f * v * v * v);
+    y[i] = v / (1.0f + fast_exp(-z)) * up[i];
+  }
+}
+
+void swiglu_clamped(const float* gate, const float* up, float limit, float alpha, int64_t n,
+                    float* y) {
+  for (int64_t i = 0; i < n; ++i) {
+    const float g = gate[i] > limit ? limit : gate[i];
+    const float u = up[i] > limit ? limit : (up[i] < -limit ? -limit : up[i]);
+    y[i] = (u + 1.0f) * (g / (1.0f + fast_exp(-alpha * g)));
+  }
+}
+
+void softcap(float* x, float cap, int64_t n) {
+  const float twice = 2.0f / cap;
+  for (int64_t i = 0; i < n; ++i) x[i] = cap - 2.0f * cap / (fast_exp(twice * x[i]) + 1.0f);
+}
+
 float exp_sum(float* x, float shift, int64_t n) {
   float lanes[kLanes] = {};
   int64_t i = 0;

@@ -7,8 +7,16 @@ namespace vector_avx2 {
 }  // namespace vector_avx2
 
 const VectorKernels kVectorAvx2 = {
-    vector_avx2::rms_norm, vector_avx2::silu_mul, vector_avx2::exp_sum, vector_avx2::max,
-    vector_avx2::axpy,     vector_avx2::scale,    vector_avx2::to_bf16,
+    vector_avx2::rms_norm,
+    vector_avx2::silu_mul,
+    vector_avx2::gelu_tanh_mul,
+    vector_avx2::swiglu_clamped,
+    vector_avx2::softcap,
+    vector_avx2::exp_sum,
+    vector_avx2::max,
+    vector_avx2::axpy,
+    vector_avx2::scale,
+    vector_avx2::to_bf16,
 };
 
 }  // namespace moechat

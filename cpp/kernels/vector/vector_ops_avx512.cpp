@@ -7,8 +7,16 @@ namespace vector_avx512 {
 }  // namespace vector_avx512
 
 const VectorKernels kVectorAvx512 = {
-    vector_avx512::rms_norm, vector_avx512::silu_mul, vector_avx512::exp_sum, vector_avx512::max,
-    vector_avx512::axpy,     vector_avx512::scale,    vector_avx512::to_bf16,
+    vector_avx512::rms_norm,
+    vector_avx512::silu_mul,
+    vector_avx512::gelu_tanh_mul,
+    vector_avx512::swiglu_clamped,
+    vector_avx512::softcap,
+    vector_avx512::exp_sum,
+    vector_avx512::max,
+    vector_avx512::axpy,
+    vector_avx512::scale,
+    vector_avx512::to_bf16,
 };
 
 }  // namespace moechat
