@@ -110,8 +110,7 @@ def _dims(spec: ModelSpec) -> dict[str, Any]:
 def _weights(bound: BoundTensor) -> Iterator[tuple[str, Weight]]:
     """One tensor's parts by role: experts of a stack apart, gate and up apart."""
     arrays = [
-        part.array if part is not None else None
-        for part in (bound.data, bound.scale, bound.zeros)
+        part.array if part is not None else None for part in (bound.data, bound.scale, bound.zeros)
     ]
     if not bound.spec.stacked:
         yield from _split(bound, bound.spec.role, arrays)

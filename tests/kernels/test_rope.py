@@ -25,6 +25,14 @@ def test_matches_complex_rotation(pairs: int, position: int, amplitude: float) -
     assert (error <= 4 * 2.0**-24 * np.abs(wanted)).all()
 
 
+def test_halves_are_pairs_taken_apart() -> None:
+    x = np.random.default_rng(3).standard_normal(12).astype(np.float32)
+    pairs_first = np.ascontiguousarray(x.reshape(2, 6).T).reshape(-1)
+    wanted = _native.rope(pairs_first, 77, frequencies(6), 1.25)
+    y = _native.rope(x, 77, frequencies(6), 1.25, interleaved=False)
+    np.testing.assert_array_equal(y, wanted.reshape(6, 2).T.reshape(-1))
+
+
 def test_position_zero_changes_nothing_and_the_input_is_left_alone() -> None:
     x = np.arange(8, dtype=np.float32)
     assert (_native.rope(x, 0, frequencies(4), 1.0) == x).all()

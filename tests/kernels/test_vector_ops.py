@@ -46,6 +46,40 @@ def test_silu_mul_at_the_ends(isa: str) -> None:
     np.testing.assert_allclose(y, [0, 0, 0, 0, 200, 1e30, np.nan], atol=1e-30)
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_gelu_tanh_mul(isa: str, size: int) -> None:
+    gate, up = random(size, 3, 8), random(size, 4)
+    wide = gate.astype(np.float64)
+    gelu = 0.5 * wide * (1 + np.tanh(np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3)))
+    # Where tanh is nearly -1 the definition itself cancels: the value is then below 1e-4.
+    np.testing.assert_allclose(_native.gelu_tanh_mul(gate, up), gelu * up, rtol=4e-6, atol=1e-6)
+
+
+def test_gelu_tanh_mul_at_the_ends(isa: str) -> None:
+    gate = np.array([-1e4, -200, -0.0, 0.0, 200, 1e4, np.nan], np.float32)
+    y = _native.gelu_tanh_mul(gate, np.ones(7, np.float32))
+    np.testing.assert_allclose(y, [0, 0, 0, 0, 200, 1e4, np.nan], atol=1e-30)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_swiglu_clamped(isa: str, size: int) -> None:
+    gate, up = random(size, 3, 8), random(size, 4, 8)
+    g = np.minimum(gate.astype(np.float64), 7)
+    u = np.clip(up.astype(np.float64), -7, 7)
+    wanted = (u + 1) * g / (1 + np.exp(-1.702 * g))
+    y = _native.swiglu_clamped(gate, up, 7.0, 1.702)
+    np.testing.assert_allclose(y, wanted, rtol=4e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("cap", [8.0, 50.0])
+@pytest.mark.parametrize("size", SIZES)
+def test_softcap(isa: str, size: int, cap: float) -> None:
+    x = random(size, 9, 40)
+    y = _native.softcap(x, cap)
+    np.testing.assert_allclose(y, cap * np.tanh(x.astype(np.float64) / cap), atol=cap * 4e-7)
+    assert np.abs(y).max() <= cap
+
+
 @pytest.mark.parametrize("size", [0, *SIZES])
 def test_exp_sum(isa: str, size: int) -> None:
     x = random(size, 5, 20)
