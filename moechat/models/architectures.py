@@ -3,28 +3,42 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from moechat.errors import ArchitectureUnsupported, CheckpointDamaged, ModelNotFound
 from moechat.json_file import read_json_object
-from moechat.models.spec import (
-    BoundTensor,
-    Format,
-    ModelSpec,
-    TensorSource,
-    TensorSpec,
-    TensorView,
-)
+from moechat.models.config_reader import ConfigReader
+from moechat.models.decoder_config import HARMLESS
+from moechat.models.quantization import Quantization, read_quantization
+from moechat.models.quantized_parts import StoredParts, bind_tensor
+from moechat.models.spec import BoundTensor, ModelSpec, TensorSource, TensorSpec, TensorView
 
 # config.json's architecture string: the folder of this package that implements it
-_FOLDERS = {"DeepseekV3ForCausalLM": "deepseek_v3"}
-_FORMATS: dict[str, Format] = {"F32": "f32", "BF16": "bf16", "F8_E4M3": "fp8_block"}
-_BLOCK = 128
+_FOLDERS = {
+    "DeepseekV3ForCausalLM": "deepseek_v3",
+}
 _CONFIG_LIMIT_BYTES = 16_000_000
 _LISTED = 3
+
+# Tensors that are of no use here: rotary frequencies that old tools stored although config.json
+# determines them; the shape of packed weights, which config.json determines too; how activations
+# and the KV cache were quantised in calibration, which moechat does not imitate.
+_SKIPPED = (
+    ".rotary_emb.inv_freq",
+    ".weight_shape",
+    ".input_scale",
+    ".input_zero_point",
+    ".output_scale",
+    ".output_zero_point",
+    ".q_scale",
+    ".k_scale",
+    ".v_scale",
+    ".kv_scale",
+)
 
 
 def load_spec(folder: Path) -> ModelSpec:
@@ -33,95 +47,99 @@ def load_spec(folder: Path) -> ModelSpec:
     Raises ModelNotFound without config.json, CheckpointDamaged when it cannot be read,
     ArchitectureUnsupported when moechat cannot compute what it asks for.
     """
+    path = folder / "generation_config.json"
+    generation = read_json_object(path, _CONFIG_LIMIT_BYTES) if os.path.lexists(path) else {}
+    return read_spec(load_config(folder), generation, str(folder / "config.json"))
+
+
+def load_config(folder: Path) -> dict[str, Any]:
+    """config.json of a folder. Raises ModelNotFound without it, CheckpointDamaged."""
     path = folder / "config.json"
     if not os.path.lexists(path):
         why = "it has no config.json" if os.path.isdir(folder) else "there is no such folder"
         raise ModelNotFound(f"{folder} is not a model folder", why)
-    config = read_json_object(path, _CONFIG_LIMIT_BYTES)
-    generation_path = folder / "generation_config.json"
-    generation = (
-        read_json_object(generation_path, _CONFIG_LIMIT_BYTES)
-        if os.path.lexists(generation_path)
-        else {}
-    )
+    return read_json_object(path, _CONFIG_LIMIT_BYTES)
+
+
+def read_spec(
+    config: dict[str, Any], generation: dict[str, Any], where: str = "config.json"
+) -> ModelSpec:
+    """The dimensions that a config.json and a generation_config.json describe.
+
+    ``where`` names the former in messages. Raises ArchitectureUnsupported, naming the key.
+    """
     architectures = config.get("architectures")
-    names = architectures if isinstance(architectures, list) else []
-    for name in names:
+    for name in architectures if isinstance(architectures, list) else []:
         if isinstance(name, str) and name in _FOLDERS:
-            spec: ModelSpec = _module(name, "spec").read_spec(config, generation)
+            read = ConfigReader(config, where)
+            module = _module(_FOLDERS[name], "spec")
+            spec: ModelSpec = module.read_spec(
+                read, ConfigReader(generation, "generation_config.json")
+            )
+            read_quantization(read)
+            read.finish(HARMLESS)
             return spec
     raise ArchitectureUnsupported(
-        f"{path} asks for the architecture {ascii(architectures)[:120]}",
+        f"{where} asks for the architecture {ascii(architectures)[:120]}",
         f"moechat implements {', '.join(sorted(_FOLDERS))}",
     )
 
 
-def bind_tensors(spec: ModelSpec, checkpoint: TensorSource) -> dict[str, BoundTensor]:
-    """Every tensor of the model by role, each with a shape and a type that fit.
+def tensor_table(spec: ModelSpec, config: dict[str, Any]) -> list[TensorSpec]:
+    """Every tensor of the model as an unquantised checkpoint stores it, in order of layers.
+
+    ``config`` is the one that ``spec`` was read from.
+    """
+    module = _module(spec.architecture, "tensors")
+    table: list[TensorSpec] = module.tensor_table(spec, ConfigReader(config))
+    return table
+
+
+def bind_tensors(
+    spec: ModelSpec, checkpoint: TensorSource, config: dict[str, Any]
+) -> list[BoundTensor]:
+    """Every tensor of the model with its stored parts, in order of layers.
 
     Raises CheckpointDamaged for missing, left-over or misshapen tensors, ArchitectureUnsupported
     for element types that have no kernel.
     """
-    tensors = _module(spec.architecture, "tensors")
-    table: list[TensorSpec] = tensors.tensor_table(spec)
     stored = checkpoint.tensors
-    bound: dict[str, BoundTensor] = {}
-    used: set[str] = set()
-    missing: list[str] = []
-    for entry in table:
-        weight = stored.get(entry.name)
-        if weight is None:
-            missing.append(entry.name)
-            continue
-        used.add(entry.name)
-        if weight.shape != entry.shape:
-            raise _misshapen(weight, entry.shape)
-        format_ = _FORMATS.get(weight.dtype)
-        if format_ is None or format_ not in entry.formats:
-            raise ArchitectureUnsupported(
-                f"{weight.file} stores {weight.name!a} as {weight.dtype}",
-                f"moechat computes with {', '.join(entry.formats)} there",
-            )
-        scale = None
-        if format_ == "fp8_block" and entry.scale is not None:
-            scale = stored.get(entry.scale)
-            if scale is None:
-                missing.append(entry.scale)
-                continue
-            used.add(entry.scale)
-            _check_scale(scale, entry.shape)
-        bound[entry.role] = BoundTensor(entry, weight, scale, format_)
-    left_over = [name for name in stored if name not in used and not tensors.is_skipped(spec, name)]
-    if missing or left_over:
-        parts = [_listing("missing", missing), _listing("not expected", left_over)]
+    quantization = read_quantization(ConfigReader(config))
+    parts = StoredParts(stored)
+    found = [bind_tensor(entry, parts, quantization) for entry in tensor_table(spec, config)]
+    left_over = [
+        name
+        for name, tensor in stored.items()
+        if name not in parts.taken and not _is_skipped(spec, tensor, stored, quantization)
+    ]
+    if parts.missing or left_over:
+        listings = [_listing("missing", parts.missing), _listing("not expected", left_over)]
         raise CheckpointDamaged(
             f"the weights are not those that config.json describes ({spec.architecture})",
-            "; ".join(part for part in parts if part),
+            "; ".join(listing for listing in listings if listing),
         )
-    return bound
+    return [bound for bound in found if bound is not None]
 
 
-def _module(architecture: str, name: str) -> Any:
-    return import_module(f"moechat.models.{_FOLDERS[architecture]}.{name}")
+def _module(folder: str, name: str) -> Any:
+    return import_module(f"moechat.models.{folder}.{name}")
 
 
-def _check_scale(scale: TensorView, weight_shape: tuple[int, ...]) -> None:
-    """One float32 for each 128x128 block, the last block of a row or column being ragged."""
-    grid = tuple(-(-size // _BLOCK) for size in weight_shape)
-    if scale.shape != grid:
-        raise _misshapen(scale, grid)
-    if scale.dtype != "F32":
-        raise ArchitectureUnsupported(
-            f"{scale.file} stores {scale.name!a} as {scale.dtype}",
-            "moechat computes with f32 block scales",
-        )
-
-
-def _misshapen(tensor: TensorView, expected: tuple[int, ...]) -> CheckpointDamaged:
-    return CheckpointDamaged(
-        f"{tensor.file} does not fit config.json",
-        f"{tensor.name!a} has shape {list(tensor.shape)} and should have {list(expected)}",
-    )
+def _is_skipped(
+    spec: ModelSpec,
+    tensor: TensorView,
+    stored: Mapping[str, TensorView],
+    quantization: Quantization,
+) -> bool:
+    """Whether a tensor that the model does not use is known not to matter."""
+    name = tensor.name
+    if name.endswith(_SKIPPED):
+        return True
+    if quantization.method == "gptq" and name.endswith(".bias"):
+        # Early tools gave every quantised layer a bias, of zeros where the model has none.
+        return name.removesuffix("bias") + "qweight" in stored and not tensor.array.any()
+    match = re.match(r"model\.layers\.(\d{1,6})\.", name)  # multi-token prediction
+    return match is not None and 0 <= int(match[1]) - spec.num_layers < spec.num_mtp_layers
 
 
 def _listing(label: str, names: Sequence[str]) -> str:

@@ -42,6 +42,10 @@ class ConfigReader:
             raise self.unsupported(key, "true or false is needed")
         return value
 
+    def has(self, key: str) -> bool:
+        """Whether the key is there and not null."""
+        return self._values.get(key) is not None
+
     def section(self, key: str) -> ConfigReader | None:
         """A nested object, or None when the key is missing or null."""
         value = self._get(key, None)
@@ -58,6 +62,40 @@ class ConfigReader:
             raise self.unsupported(key, "a string is needed")
         return value
 
+    def sections(self, key: str) -> list[ConfigReader]:
+        """The objects of an object of objects; none when the key is missing or null."""
+        outer = self.section(key)
+        if outer is None:
+            return []
+        found = [outer.section(name) for name in outer._values]
+        return [section for section in found if section is not None]
+
+    def texts(self, key: str, *allowed: str) -> tuple[str, ...]:
+        """A list of strings out of those allowed; empty when the key is missing or null."""
+        value = self._get(key, [])
+        if not isinstance(value, list) or any(item not in allowed for item in value):
+            raise self.unsupported(key, f"a list of {' and '.join(map(repr, allowed))} is needed")
+        return tuple(value)
+
+    def integers(self, key: str, low: int, high: int) -> tuple[int, ...]:
+        """A list of integers within [low, high]; empty when the key is missing or null."""
+        value = self._get(key, [])
+        if not isinstance(value, list) or any(
+            type(item) is not int or not low <= item <= high for item in value
+        ):
+            raise self.unsupported(key, f"a list of integers from {low} to {high} is needed")
+        return tuple(value)
+
+    def alias(self, other: str, key: str) -> None:
+        """Let ``other`` stand for ``key``; given both, they must be equal."""
+        value = self._get(other, None)
+        if value is None:
+            return
+        if not self.has(key):
+            self._values = self._values | {key: value}
+        elif self._values[key] != value:
+            raise self.unsupported(other, f"{key} says {ascii(self._values[key])[:80]}")
+
     def token_ids(self, key: str, vocab_size: int) -> tuple[int, ...]:
         """One token id or a list of them; none when the key is missing or null."""
         value = self._get(key, None)
@@ -67,13 +105,17 @@ class ConfigReader:
         return tuple(ids)
 
     def only(self, key: str, *allowed: Any, required: bool = False) -> None:
-        """Refuse any other value than those allowed; missing or null is fine unless required."""
+        """Refuse any other value than those allowed; missing or null is fine unless required.
+
+        With none allowed any value is refused.
+        """
         value = self._get(key, None)
         if value is None and not required:
             return
         # Compared with the type: true is no 1, and 1.0 no integer.
         if not any(type(value) is type(good) and value == good for good in allowed):
-            raise self.unsupported(key, f"only {' or '.join(map(repr, allowed))} is implemented")
+            good = f"only {' or '.join(map(repr, allowed))} is" if allowed else "it is not"
+            raise self.unsupported(key, f"{good} implemented")
 
     def finish(self, harmless: Iterable[str] = ()) -> None:
         """Refuse keys that nothing asked for, except those known not to matter."""

@@ -1,1 +1,1 @@
-"""DeepSeek-V3: config.json to dimensions, and the table of tensors."""
+"""DeepSeek-V3 and R1, Kimi K2, Moonlight: latent attention, experts by corrected sigmoids."""
