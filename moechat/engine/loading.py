@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from moechat import _native
 from moechat.errors import from_native
+from moechat.models.architectures import bind_tensors, load_config, load_spec
 from moechat.models.spec import BoundTensor, LatentAttention, ModelSpec, MoeSpec
+from moechat.weights.mapped import Checkpoint
 
 Weight = _native.MatrixView | NDArray[np.float32]
 
@@ -39,9 +41,9 @@ def load_model(folder: Path, compute: str) -> LoadedModel:
 
     Raises ModelNotFound, CheckpointDamaged or ArchitectureUnsupported.
     """
-    from moechat.models.architectures import open_model
-
-    spec, checkpoint, bound = open_model(folder)
+    spec = load_spec(folder)
+    checkpoint = Checkpoint.open(folder)
+    bound = bind_tensors(spec, checkpoint, load_config(folder))
     try:
         weights = {role: weight for tensor in bound for role, weight in _weights(tensor)}
         native = _native.Model(
@@ -142,9 +144,12 @@ def _weight(bound: BoundTensor, arrays: list[NDArray[Any] | None]) -> Weight:
     if data.ndim == 1:
         vector = _float32(data, bound.format)
         return vector + np.float32(bound.spec.added) if bound.spec.added else vector
+    if data.ndim == 3:  # MXFP4: [rows, blocks, bytes of a block]
+        data = data.reshape(len(data), -1)
     options: dict[str, Any] = {}
     if scale is not None:
-        options["scale"], options["block"] = scale, bound.block
+        options["scale"] = scale if scale.ndim == 2 else scale.reshape(1, 1)
+        options["block"] = bound.block
         options["scale_type"] = _SCALE_TYPES[bound.scale.dtype] if bound.scale else None
     if zeros is not None:
         options["zeros"] = zeros
