@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from oracles import ORACLE_NAMES, ORACLES
+from oracles import ORACLE_NAMES, PIPELINE_ORACLES, SMALL_ORACLE, oracle_folder
 
 from moechat.engine.engine import Engine
 
@@ -21,12 +21,17 @@ def away_from_the_source(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(params=ORACLE_NAMES)
 def oracle(request: pytest.FixtureRequest) -> Path:
-    return ORACLES / request.param
+    return oracle_folder(request.param)
+
+
+@pytest.fixture(params=PIPELINE_ORACLES)
+def pipeline_oracle(request: pytest.FixtureRequest) -> Path:
+    return oracle_folder(request.param)
 
 
 @pytest.fixture
 def small_oracle() -> Path:
-    return ORACLES / "deepseek_v3_fp8_odd"
+    return oracle_folder(SMALL_ORACLE)
 
 
 @pytest.fixture

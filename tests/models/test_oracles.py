@@ -1,8 +1,10 @@
-"""The three DeepSeek-V3 oracle folders through Engine, against Hugging Face transformers."""
+"""Every oracle folder through Engine, against Hugging Face transformers.
+
+Exact mode: logits, hidden states, greedy tokens and routing are those of float32 transformers.
+Default mode: clear choices stay, and the error stays within twice that of transformers in BF16.
+"""
 
 from __future__ import annotations
-
-import itertools
 
 import numpy as np
 import pytest
@@ -11,8 +13,11 @@ from oracles import expected, meta
 from moechat import SamplingParams, _native
 from moechat.prefill.cpu import CpuPrefill
 
-EXACT_BOUND = 1e-3  # issue: float32 summation orders differ by at most 5e-5 (oracle README)
-MARGIN = 0.25
+# Other summation orders in float32 move these logits by at most 5e-5; the smallest mistake that
+# leaves one feature out (erf in place of tanh in gemma2's gelu) moves them by 2e-3.
+EXACT_BOUND = 1e-3
+MARGIN = 0.25  # top-1 minus top-2 logit from which a choice is clear
+MAX_ROUTING_CHANGES = 10  # what BF16 in transformers changes at most in any of these folders
 
 
 @pytest.mark.parametrize("piece", [1, 7, 64, 1000])
@@ -73,22 +78,21 @@ def test_default_mode_keeps_clear_choices(oracle, open_engine):
 def test_hidden_states_and_routing(oracle, open_engine, compute, capsys):
     engine = open_engine(oracle, compute=compute)
     want = expected(oracle)
-    session = engine.session()
+    moe_layers = want["moe_layers"].tolist() if "moe_layers" in want else []
     ids = want["prompt_1_ids"].tolist()
-    loaded = engine.model
-    prefill = CpuPrefill(loaded.native, _native.ThreadPool(1), session.cache, ids)
-    routers = itertools.count()
+    prefill = CpuPrefill(engine.model.native, _native.ThreadPool(1), engine.session().cache, ids)
     changed = 0
     for layer in range(engine.spec.num_layers):
-        output = prefill.run_layer(_native.CancelFlag())
+        chosen_TK = prefill.run_layer(_native.CancelFlag()).router_ids_TK
         if compute == "exact":
             assert np.abs(prefill.hidden_TD - want["hidden"][layer + 1]).max() <= EXACT_BOUND
-        if output.router_ids_TK.shape[1]:
-            chosen = np.sort(output.router_ids_TK, axis=1)
-            changed += int(
-                (chosen != np.sort(want["router_ids"][next(routers)], axis=1)).any(1).sum()
-            )
-    with capsys.disabled():
-        print(f"\n{oracle.name}, {compute}: {changed} of {17 * next(routers)} routings changed")
-    assert compute == "bf16" or changed == 0
-    assert changed <= 10  # transformers' own BF16 changes up to 10 in these folders
+        assert (chosen_TK.shape[1] > 0) == (layer in moe_layers)
+        if layer in moe_layers:
+            expected_TK = want["router_ids"][moe_layers.index(layer)]
+            differ_TK = np.sort(chosen_TK, axis=1) != np.sort(expected_TK, axis=1)
+            changed += int(differ_TK.any(axis=1).sum())
+    if moe_layers and compute == "bf16":
+        with capsys.disabled():
+            decisions = len(ids) * len(moe_layers)
+            print(f"\n{oracle.name}: {changed} of {decisions} routings changed by bf16")
+    assert changed <= (0 if compute == "exact" else MAX_ROUTING_CHANGES)

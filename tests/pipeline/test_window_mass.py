@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from oracles import ORACLES
+from oracles import oracle_folder
 
 from moechat import _native
 from moechat.engine.loading import load_model
@@ -16,7 +16,7 @@ LAYER = "model.layers.0."
 
 @pytest.fixture(scope="module")
 def model():
-    return load_model(ORACLES / "deepseek_v3_bf16", "exact")
+    return load_model(oracle_folder("deepseek_v3_bf16"), "exact")
 
 
 def weight(model, name):

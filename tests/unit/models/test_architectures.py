@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from oracles import oracle_folder
 from safetensors import safe_open
 
 from moechat.errors import ArchitectureUnsupported, CheckpointDamaged, ModelNotFound
@@ -12,9 +13,8 @@ from moechat.weights.mapped import INDEX_NAME, Checkpoint
 
 ROOT = Path(__file__).parents[3]
 MINI = ROOT / "moechat/data/mini"
-ORACLE = ROOT / "tests/fixtures/oracle"
-FP8_ODD = ORACLE / "deepseek_v3_fp8_odd"
-BF16 = ORACLE / "deepseek_v3_bf16"
+FP8_ODD = oracle_folder("deepseek_v3_fp8_odd")
+BF16 = oracle_folder("deepseek_v3_bf16")
 Q_A = "model.layers.0.self_attn.q_a_proj.weight"
 
 
@@ -66,7 +66,7 @@ def refused(error, folder):
 
 @pytest.mark.parametrize(
     ("folder", "count", "head"),
-    [(MINI, 564, False), (BF16, 139, True), (ORACLE / "deepseek_v3_fp8_256", 91, True)],
+    [(MINI, 564, False), (BF16, 139, True), (oracle_folder("deepseek_v3_fp8_256"), 91, True)],
 )
 def test_real_checkpoints_bind_whole(folder, count, head):
     bound = bind(folder)

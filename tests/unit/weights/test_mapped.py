@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from oracles import oracle_folder
 from safetensors import safe_open
 
 from moechat.errors import CheckpointDamaged, ModelNotFound
@@ -13,7 +14,6 @@ from moechat.weights.mapped import INDEX_NAME, Checkpoint
 
 ROOT = Path(__file__).parents[3]
 MINI = ROOT / "moechat/data/mini"
-ORACLE = ROOT / "tests/fixtures/oracle"
 SHARD_1, SHARD_2 = (f"model-0000{part}-of-00002.safetensors" for part in (1, 2))
 
 
@@ -56,7 +56,8 @@ def anonymous_kb():
 
 
 @pytest.mark.parametrize(
-    "folder", [MINI, *(ORACLE / f"deepseek_v3_{name}" for name in ("bf16", "fp8_256", "fp8_odd"))]
+    "folder",
+    [MINI, *(oracle_folder(f"deepseek_v3_{name}") for name in ("bf16", "fp8_256", "fp8_odd"))],
 )
 def test_every_tensor_equals_what_the_safetensors_library_reads(folder):
     checkpoint = Checkpoint.open(folder)

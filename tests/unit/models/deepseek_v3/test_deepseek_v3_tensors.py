@@ -1,18 +1,18 @@
 import dataclasses
 import json
-from pathlib import Path
 
 import pytest
+from oracles import oracle_folder
 
 from moechat.models.deepseek_v3.spec import read_spec
 from moechat.models.deepseek_v3.tensors import is_skipped, tensor_table
 
-ORACLE = Path(__file__).parents[3] / "fixtures/oracle"
+BF16 = oracle_folder("deepseek_v3_bf16")
 
 
 @pytest.fixture
 def spec():
-    return read_spec(json.loads((ORACLE / "deepseek_v3_bf16/config.json").read_text()), {})
+    return read_spec(json.loads((BF16 / "config.json").read_text()), {})
 
 
 def by_role(spec):
@@ -23,7 +23,7 @@ def by_role(spec):
 
 
 def test_the_table_has_one_row_a_tensor_of_the_checkpoint(spec):
-    index = json.loads((ORACLE / "deepseek_v3_bf16/model.safetensors.index.json").read_text())
+    index = json.loads((BF16 / "model.safetensors.index.json").read_text())
     assert {row.name for row in tensor_table(spec)} == set(index["weight_map"])
 
 
