@@ -1,0 +1,77 @@
+"""Sliding windows bound the cache; a rewind within the slack is free, one past it prefills again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from oracles import oracle_folder
+
+from moechat import SamplingParams
+
+SLACK_SLOTS = 512  # kSlackSlots of cpp/kv/cache.h
+PAGE_SLOTS = 64
+GREEDY = SamplingParams(temperature=0, max_tokens=800, ignore_end=True)
+NAMES = ["mistral_swa", "gemma3_text", "gpt_oss_bf16"]
+
+
+@pytest.fixture(params=NAMES)
+def engine(request, open_engine):
+    return open_engine(oracle_folder(request.param), compute="exact")
+
+
+def long_talk(engine):
+    session = engine.session()
+    generator = np.random.default_rng(1)
+    prompt = generator.integers(3, engine.spec.vocab_size, 300).tolist()
+    for _ in session.generate(prompt, GREEDY):
+        pass
+    session.extend([5], logits=None)
+    return session
+
+
+def test_window_layers_are_bounded_and_the_others_are_not(engine):
+    session = long_talk(engine)
+    for number, layer in enumerate(engine.spec.layers):
+        held = session.cache.num_slots(number) - session.cache.first_slot(number)
+        if layer.window:
+            assert layer.window + SLACK_SLOTS <= held
+            assert held <= layer.window + SLACK_SLOTS + 2 * PAGE_SLOTS
+        else:
+            assert held == len(session)
+
+
+def test_a_rewind_within_the_slack_prefills_nothing(engine):
+    session = long_talk(engine)
+    ids = list(session.timeline.ids)
+    kept = len(ids) - 400
+    assert session.rewind(kept) == 0
+    logits = session.extend(ids[kept : kept + 40])
+    fresh = engine.session().extend(ids[: kept + 40])[-40:]
+    np.testing.assert_allclose(logits, fresh, atol=1e-4)
+
+
+def test_a_rewind_past_the_slack_prefills_again(engine):
+    session = long_talk(engine)
+    ids = list(session.timeline.ids)
+    kept = 350
+    assert session.rewind(kept) == kept
+    assert len(session) == kept
+    logits = session.extend(ids[kept : kept + 40])
+    fresh = engine.session().extend(ids[: kept + 40])[-40:]
+    np.testing.assert_allclose(logits, fresh, atol=1e-4)
+
+
+def test_a_cut_prefill_leaves_the_talk_as_it_was(engine):
+    session = long_talk(engine)
+    ids, cached = list(session.timeline.ids), len(session.cache)
+    prompt = np.random.default_rng(2).integers(3, engine.spec.vocab_size, 3000).tolist()
+    handle = session.generate(prompt, GREEDY)
+    for _ in handle:  # the first event is a finished layer
+        handle.cancel()
+        break
+    list(handle)
+    session.rewind(len(ids))
+    assert len(session.cache) == cached
+    logits = session.extend([7, 8, 9])
+    fresh = engine.session().extend([*ids, 7, 8, 9])[-3:]
+    np.testing.assert_allclose(logits, fresh, atol=1e-4)
