@@ -70,23 +70,21 @@ def _facts(model: str) -> dict[str, Any]:
 
 def _facts_of_folder(folder: Path) -> dict[str, Any]:
     """What the folder's own files say. Raises as load_spec does."""
-    from dataclasses import asdict
-
     from moechat.engine.vendor_defaults import vendor_defaults
     from moechat.json_file import read_json_object
-    from moechat.models.architectures import load_spec
+    from moechat.models.architectures import load_config, load_spec
+    from moechat.models.geometry import geometry
 
-    geometry = asdict(load_spec(folder))
-    del geometry["rope_inverse_frequencies"]
+    spec = load_spec(folder)
     tokenizer = folder / "tokenizer_config.json"
     in_tokenizer = tokenizer.exists() and "chat_template" in read_json_object(
         tokenizer, _JSON_LIMIT_BYTES
     )
     files = _files(folder)
     return {
-        "architecture": geometry.pop("architecture"),
-        "context_tokens": geometry.pop("context_tokens"),
-        "geometry": geometry,
+        "architecture": load_config(folder)["architectures"][0],
+        "context_tokens": spec.context_tokens,
+        "geometry": geometry(spec),
         "defaults": vendor_defaults(folder),
         "chat_template": in_tokenizer or any((folder / name).exists() for name in _TEMPLATE_FILES),
         "files": files,
@@ -103,12 +101,12 @@ def _files(folder: Path) -> list[dict[str, Any]]:
 
 
 def _kv_bytes(geometry: Any) -> dict[str, dict[str, int]]:
-    """KV bytes a token by compute mode: MLA keeps a latent and a shared rotary key a layer."""
-    keys = ("num_layers", "kv_lora_rank", "qk_rope_head_dim")
-    if not isinstance(geometry, dict) or any(type(geometry.get(key)) is not int for key in keys):
+    """KV bytes a token by compute mode."""
+    from moechat.models.geometry import kv_elements_per_token
+
+    elements = kv_elements_per_token(geometry) if isinstance(geometry, dict) else None
+    if elements is None:
         return {}
-    layers, latent, rotary = (geometry[key] for key in keys)
-    elements = layers * (latent + rotary)
     return {"kv_bytes_per_token": {"bf16": 2 * elements, "exact": 4 * elements}}
 
 

@@ -38,8 +38,7 @@ class Session:
     def __init__(self, engine: Engine, number: int) -> None:
         self._engine = engine
         self.timeline = Timeline(engine.spec.vocab_size)
-        windows = [layer.window for layer in engine.spec.layers]
-        self.cache = KVCache(number, windows, engine.spec.kv_width, engine.compute)
+        self.cache = KVCache(number, engine.spec, engine.compute)
         self._busy = threading.Lock()
         self._cancellation: Cancellation | None = None
         self._closed = False

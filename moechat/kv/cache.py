@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,21 +10,23 @@ from numpy.typing import NDArray
 from moechat import _native
 from moechat.errors import PacketRefused
 from moechat.kv.packet import TIER_NATIVE, KVPacket, verify
+from moechat.models.spec import ModelSpec
 
 
 class KVCache:
     """Slots of every layer in the compute type. Only the decode worker calls apply and truncate.
 
-    ``windows`` has one sliding window a layer, 0 for none: such a layer keeps its window and some
-    slack, and forgets older slots while decode steps.
+    A layer with a sliding window keeps its window and some slack, and forgets older slots while
+    decode steps.
     ``epoch`` is raised whenever packets that may be on their way have become worthless.
     """
 
-    def __init__(self, session: int, windows: Sequence[int], width: int, compute: str) -> None:
+    def __init__(self, session: int, spec: ModelSpec, compute: str) -> None:
         self.session = session
         self.epoch = 0
-        self.num_layers = len(windows)
-        self.native = _native.KVCache(list(windows), width, compute)
+        self.num_layers = spec.num_layers
+        windows = [layer.window for layer in spec.layers]
+        self.native = _native.KVCache(windows, spec.kv_width, compute)
 
     def __len__(self) -> int:
         """Tokens whose KV every layer has; a sliding window may have let go of the oldest."""

@@ -24,8 +24,7 @@ def run(model, threads, batch, compute):
     """Logits of 16 different token chains of 5 tokens, stepped ``batch`` chains at a time."""
     spec = model.spec
     step = DecodeStep(model.native, _native.ThreadPool(threads))
-    width = spec.kv_lora_rank + spec.qk_rope_head_dim
-    caches = [KVCache(i, spec.num_layers, width, compute) for i in range(16)]
+    caches = [KVCache(i, spec, compute) for i in range(16)]
     logits = np.zeros((16, 5, spec.vocab_size), np.float32)
     for first in range(0, 16, batch):
         chains = range(first, min(first + batch, 16))
@@ -37,8 +36,8 @@ def run(model, threads, batch, compute):
 
 
 @pytest.mark.parametrize("compute", ["bf16", "exact"])
-def test_rows_and_threads_are_bitwise_equal(small_oracle, instruction_set, compute):
-    model = load_model(small_oracle, compute)
+def test_rows_and_threads_are_bitwise_equal(pipeline_oracle, instruction_set, compute):
+    model = load_model(pipeline_oracle, compute)
     alone = run(model, threads=1, batch=1, compute=compute)
     assert np.isfinite(alone).all()
     for batch in range(1, 17):
@@ -51,12 +50,11 @@ def test_several_tokens_a_row_equal_one_by_one(small_oracle):
     model = load_model(small_oracle, "bf16")
     spec = model.spec
     step = DecodeStep(model.native, _native.ThreadPool(2))
-    width = spec.kv_lora_rank + spec.qk_rope_head_dim
     ids = list(range(3, 43))
-    single = KVCache(0, spec.num_layers, width, "bf16")
+    single = KVCache(0, spec, "bf16")
     for token in ids:
         (last,) = step.run([StepRow(single, [token])])
-    block = KVCache(1, spec.num_layers, width, "bf16")
+    block = KVCache(1, spec, "bf16")
     (logits,) = step.run([StepRow(block, ids)])
     assert logits.tobytes() == last.tobytes()
     assert block.read(1, 0, 40).tobytes() == single.read(1, 0, 40).tobytes()
@@ -66,7 +64,7 @@ def test_experts_entry_point(small_oracle):
     """experts(layer, x, ids, weights) is the weighted sum of single experts, bit for bit a row."""
     model = load_model(small_oracle, "exact")
     pool = _native.ThreadPool(2)
-    layer = model.spec.num_dense_layers
+    layer = next(i for i, layer in enumerate(model.spec.layers) if layer.moe)
     random = np.random.default_rng(3)
     x = random.standard_normal((5, model.spec.hidden_size), np.float32)
     ids = np.array([[0, 3], [3, 1], [7, 0], [2, 5], [6, 4]], np.int32)

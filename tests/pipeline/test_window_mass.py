@@ -39,14 +39,15 @@ def rotate(x, cos, sin):
 def expected_mass(model, ids, window):
     """Mean over heads of the probabilities that the last ``window`` queries give to each key."""
     spec, attention = model.spec, LAYER + "self_attn."
-    heads, nope, rank = spec.num_heads, spec.qk_nope_head_dim, spec.kv_lora_rank
+    heads, nope, rank = spec.num_heads, spec.attention.nope_dim, spec.attention.kv_lora_rank
+    rope = spec.ropes[0]
 
     def product(x, name):
         return x @ weight(model, f"{attention}{name}.weight").T
 
     def latent_norm(x, name):
         scale = weight(model, f"{attention}{name}.weight")
-        return rms_norm(x, scale, spec.latent_norm_eps)
+        return rms_norm(x, scale, spec.attention.norm_eps)
 
     x = weight(model, "model.embed_tokens.weight")[ids]
     x = rms_norm(x, weight(model, LAYER + "input_layernorm.weight"), spec.rms_norm_eps)
@@ -55,8 +56,8 @@ def expected_mass(model, ids, window):
     kv = product(x, "kv_a_proj_with_mqa")
     expanded = product(latent_norm(kv[:, :rank], "kv_a_layernorm"), "kv_b_proj")
     expanded = expanded.reshape(len(ids), heads, -1)
-    angles = np.arange(len(ids))[:, None] * np.array(spec.rope_inverse_frequencies)
-    cos, sin = np.cos(angles) * spec.rope_amplitude, np.sin(angles) * spec.rope_amplitude
+    angles = np.arange(len(ids))[:, None] * np.array(rope.inverse_frequencies)
+    cos, sin = np.cos(angles) * rope.amplitude, np.sin(angles) * rope.amplitude
     q[..., nope:] = rotate(q[..., nope:], cos[:, None], sin[:, None])
     rope_keys = np.repeat(rotate(kv[:, rank:], cos, sin)[:, None], heads, axis=1)
     k = np.concatenate([expanded[..., :nope], rope_keys], axis=-1)
@@ -75,8 +76,7 @@ def expected_mass(model, ids, window):
 def test_window_mass(model, prefix, new, window, threads):
     spec, pool = model.spec, _native.ThreadPool(threads)
     ids = np.random.default_rng(prefix + new).integers(3, spec.vocab_size, prefix + new).tolist()
-    width = spec.kv_lora_rank + spec.qk_rope_head_dim
-    cache = KVCache(0, spec.num_layers, width, "exact")
+    cache = KVCache(0, spec, "exact")
     if prefix:
         first = CpuPrefill(model.native, pool, cache, ids[:prefix])
         positions = np.arange(prefix, dtype=np.int32)

@@ -1,5 +1,5 @@
-import dataclasses
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -8,9 +8,34 @@ import pytest
 from oracles import MINI
 
 from moechat.errors import ModelNotFound, Usage
-from moechat.models.architectures import load_spec
-from moechat.models.deepseek_v3.tensors import tensor_table
+from moechat.models.architectures import load_spec, read_spec, tensor_table
+from moechat.models.geometry import geometry
 from moechat.registry import load_registry
+
+
+# DeepSeek-V3's config.json where it differs from mini's.
+V3 = {
+    "num_hidden_layers": 61,
+    "first_k_dense_replace": 3,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "n_shared_experts": 1,
+    "n_group": 8,
+    "topk_group": 4,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "vocab_size": 129280,
+    "tie_word_embeddings": False,
+    "num_nextn_predict_layers": 1,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -45,24 +70,29 @@ def test_minis_files_are_as_the_entry_says():
 
 def test_minis_entry_agrees_with_its_configs():
     entry, spec = load_registry().entries["mini"], load_spec(MINI)
-    assert entry["architecture"] == spec.architecture
+    config = json.loads((MINI / "config.json").read_text())
+    assert [entry["architecture"]] == config["architectures"]
     assert entry["limits"]["context_tokens"] == spec.context_tokens
     assert tuple(entry["chat"]["stop_ids"]) == spec.end_ids
-    dimensions = dataclasses.asdict(spec)
+    dimensions = geometry(spec)
     assert entry["geometry"] == {key: dimensions[key] for key in entry["geometry"]}
 
 
 def test_deepseek_v3s_size_follows_from_its_geometry():
     entry = load_registry().entries["deepseek-v3"]
-    spec = dataclasses.replace(load_spec(MINI), **entry["geometry"])
+    config = json.loads((MINI / "config.json").read_text()) | V3
+    spec = read_spec(config, {})
+    dimensions = geometry(spec)
+    assert entry["geometry"] == {key: dimensions[key] for key in entry["geometry"]}
+    unquantised = ("embedding", "head", "router", "router_correction")
 
     def stored_bytes(row):
         elements = row.shape[0] * (row.shape[1] if len(row.shape) == 2 else 1)
-        if row.scale:
+        if len(row.shape) == 2 and not row.role.endswith(unquantised):
             return elements + 4 * -(-row.shape[0] // 128) * -(-row.shape[1] // 128)
-        return elements * (4 if row.role.endswith("router_bias") else 2)
+        return elements * (4 if row.role.endswith("router_correction") else 2)
 
-    table = tensor_table(spec)
+    table = tensor_table(spec, config)
     model_bytes = sum(map(stored_bytes, table))
     last_layer = sum(stored_bytes(row) for row in table if row.role.startswith("layers.60."))
     hidden, vocab = spec.hidden_size, spec.vocab_size
