@@ -46,6 +46,11 @@ class ConfigReader:
         """Whether the key is there and not null."""
         return self._values.get(key) is not None
 
+    def mentions(self, key: str) -> bool:
+        """Whether the key is there, null included."""
+        self._asked.add(key)
+        return key in self._values
+
     def section(self, key: str) -> ConfigReader | None:
         """A nested object, or None when the key is missing or null."""
         value = self._get(key, None)
