@@ -7,7 +7,7 @@ from dataclasses import replace
 from moechat.models.config_reader import ConfigReader
 from moechat.models.decoder_config import grouped_spec, num_layers, sliding_layers, window_size
 from moechat.models.gemma import softcap, with_gemma_scales
-from moechat.models.rope import RopeSettings, read_rope
+from moechat.models.rope import RopeSettings, read_rope, read_rope_section
 from moechat.models.spec import LayerSpec, ModelSpec
 
 _PATTERN = 6  # of files without the key: every sixth layer is full
@@ -56,6 +56,7 @@ def _ropes(read: ConfigReader) -> tuple[RopeSettings, RopeSettings]:
             raise read.unsupported(key, "rope_parameters says it a second time")
     ropes = []
     for kind, theta in (("full_attention", _THETA), ("sliding_attention", _LOCAL_THETA)):
-        ropes.append(read_rope(parameters.renamed(kind, "rope_parameters"), theta=theta))
+        section = parameters.section(kind) or ConfigReader({})
+        ropes.append(read_rope_section(ConfigReader({}), section, theta))
     parameters.finish()
     return ropes[0], ropes[1]

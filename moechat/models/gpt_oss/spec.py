@@ -20,6 +20,8 @@ def read_spec(read: ConfigReader, generation: ConfigReader) -> ModelSpec:
     read.boolean("attention_bias", default=True)  # tensors.py asks again
     read.alias("experts_per_token", "num_experts_per_tok")
     read.mentions("initial_context_length")  # the rope section says it again
+    if not read.has("rope_scaling") and not read.has("rope_parameters"):
+        raise read.unsupported("rope_scaling", "implementations differ in what that means")
     window = window_size(read)
     slides = sliding_layers(read, [layer % 2 == 0 for layer in range(num_layers(read))])
     moe = softmax_experts(read, key="num_local_experts", size_key="intermediate_size")
