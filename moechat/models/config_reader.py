@@ -24,6 +24,8 @@ class ConfigReader:
     def integer(self, key: str, low: int, high: int, default: int = _MISSING) -> int:
         """An integer within [low, high]; a missing or null key gives the default, if any."""
         value = self._get(key, default)
+        if default is not _MISSING and not self.has(key):
+            return default
         if type(value) is not int or not low <= value <= high:
             raise self.unsupported(key, f"an integer from {low} to {high} is needed")
         return value
@@ -31,6 +33,8 @@ class ConfigReader:
     def number(self, key: str, low: float, high: float, default: float = _MISSING) -> float:
         """A finite number within [low, high]; a missing or null key gives the default, if any."""
         value = self._get(key, default)
+        if default is not _MISSING and not self.has(key):
+            return default
         if type(value) not in (int, float) or not low <= value <= high:  # NaN compares false
             raise self.unsupported(key, f"a number from {low} to {high} is needed")
         return float(value)
@@ -45,6 +49,11 @@ class ConfigReader:
     def has(self, key: str) -> bool:
         """Whether the key is there and not null."""
         return self._values.get(key) is not None
+
+    def mentions(self, key: str) -> bool:
+        """Whether the key is there, null included."""
+        self._asked.add(key)
+        return key in self._values
 
     def section(self, key: str) -> ConfigReader | None:
         """A nested object, or None when the key is missing or null."""

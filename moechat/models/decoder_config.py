@@ -89,6 +89,40 @@ def decoder_spec(
     )
 
 
+def grouped_spec(
+    read: ConfigReader,
+    generation: ConfigReader,
+    architecture: str,
+    *,
+    rope: RopeSettings,
+    windows: Sequence[int] = (),
+    sparse: Sequence[bool] = (),
+    moe: MoeSpec | None = None,
+    tied: bool = False,
+) -> ModelSpec:
+    """A ModelSpec with grouped-query attention and one rope, scores scaled by 1 / sqrt(head_dim).
+
+    ``windows`` and ``sparse`` (layers with experts) are one a layer; empty: none.
+    """
+    attention = grouped_attention(read)
+    layers = num_layers(read)
+    return decoder_spec(
+        read,
+        generation,
+        architecture,
+        attention=attention,
+        rope=rope,
+        ropes=(rope.rope(attention.head_dim),),
+        softmax_scale=attention.head_dim**-0.5,
+        layers=tuple(
+            LayerSpec(window=window, moe=moe_layer)
+            for window, moe_layer in zip(windows or [0] * layers, sparse or [False] * layers)
+        ),
+        moe=moe,
+        tied=tied,
+    )
+
+
 def grouped_attention(read: ConfigReader) -> GroupedAttention:
     """Heads, key-value heads, and the size of a head: head_dim or its share of hidden_size."""
     heads = num_heads(read)
@@ -133,6 +167,14 @@ def window_size(read: ConfigReader) -> int:
     return read.integer("sliding_window", 1, _MAX_TOKENS)
 
 
+def same_window(read: ConfigReader, absent: int) -> tuple[int, ...]:
+    """Every layer has the window sliding_window, null for none; ``absent`` when it is not there."""
+    window = 0 if read.mentions("sliding_window") else absent
+    if read.has("sliding_window"):
+        window = window_size(read)
+    return (window,) * num_layers(read)
+
+
 def window_by_flag(read: ConfigReader) -> tuple[int, ...]:
     """The window of each layer as dense Qwen models give it, 0 for none.
 
@@ -146,3 +188,10 @@ def window_by_flag(read: ConfigReader) -> tuple[int, ...]:
     if any(slides) and not used:
         raise read.unsupported("layer_types", "use_sliding_window is not true")
     return tuple(window if slide else 0 for slide in slides)
+
+
+def no_window(read: ConfigReader) -> None:
+    """Refuse windows where versions of the reference disagree on which layers have them."""
+    read.only("use_sliding_window", False)
+    if any(window_by_flag(read)):
+        raise read.unsupported("layer_types", "only full attention is implemented")

@@ -20,9 +20,9 @@ _FOUR_NORMS = {
 }
 
 
-def dense_mlp(spec: ModelSpec, role: str, name: str) -> list[TensorSpec]:
+def dense_mlp(spec: ModelSpec, role: str, name: str, *, bias: bool = False) -> list[TensorSpec]:
     """The MLP of a layer without experts."""
-    return mlp(role, name + "mlp.", spec.hidden_size, spec.intermediate_size)
+    return mlp(role, name + "mlp.", spec.hidden_size, spec.intermediate_size, bias=bias)
 
 
 def decoder_table(

@@ -34,12 +34,9 @@ def softmax_experts(
 def grouped_experts(read: ConfigReader) -> MoeSpec:
     """Sigmoid scores, a correction for the choice, groups of experts: DeepSeek-V3's routing."""
     experts = num_experts(read, "n_routed_experts")
-    groups = read.integer("n_group", 1, experts, default=1)
-    if experts % groups:
-        raise read.unsupported("n_group", f"it must divide the {experts} experts")
+    groups, kept = expert_groups(read, experts)
     if groups > 1 and experts // groups < 2:
         raise read.unsupported("n_group", "a group is scored by its two best experts")
-    kept = read.integer("topk_group", 1, groups, default=groups)
     return MoeSpec(
         num_experts=experts,
         num_experts_per_token=read.integer("num_experts_per_tok", 1, kept * (experts // groups)),
@@ -51,6 +48,14 @@ def grouped_experts(read: ConfigReader) -> MoeSpec:
         normalise_weights=read.boolean("norm_topk_prob"),
         routed_scaling=routed_scaling(read),
     )
+
+
+def expert_groups(read: ConfigReader, experts: int) -> tuple[int, int]:
+    """n_group, and topk_group: how many of them a token may use."""
+    groups = read.integer("n_group", 1, experts, default=1)
+    if experts % groups:
+        raise read.unsupported("n_group", f"it must divide the {experts} experts")
+    return groups, read.integer("topk_group", 1, groups, default=groups)
 
 
 def shared_size(read: ConfigReader) -> int:

@@ -94,6 +94,17 @@ def read_rope(
     if old is not None and new is not None:
         raise read.unsupported("rope_scaling", "rope_parameters says it a second time")
     section = new or old or ConfigReader({})
+    return read_rope_section(read, section, theta, rotated_share, latent)
+
+
+def read_rope_section(
+    read: ConfigReader,
+    section: ConfigReader,
+    theta: float | None,
+    rotated_share: float | None = None,
+    latent: bool = False,
+) -> RopeSettings:
+    """As read_rope, with the object that holds the scaling given."""
     base = _either(read, section, "rope_theta", _LOWEST_THETA, _HIGHEST_THETA, theta)
     low = 1.0 if rotated_share is None else 1e-3
     share = _either(read, section, "partial_rotary_factor", low, 1.0, rotated_share or 1.0)

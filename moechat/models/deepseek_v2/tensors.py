@@ -1,0 +1,16 @@
+"""The tensors of DeepSeek-V2 checkpoints."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from moechat.models.config_reader import ConfigReader
+from moechat.models.decoder_tensors import decoder_table
+from moechat.models.latent_attention import latent_tensors
+from moechat.models.moe_tensors import expert_tensors
+from moechat.models.spec import ModelSpec, TensorSpec
+
+
+def tensor_table(spec: ModelSpec, read: ConfigReader) -> list[TensorSpec]:
+    """Every tensor of the model."""
+    return decoder_table(spec, latent_tensors, moe=partial(expert_tensors, shared="shared_experts"))

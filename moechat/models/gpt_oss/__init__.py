@@ -1,0 +1,1 @@
+"""gpt-oss: stacked experts with biases, clamped SwiGLU, attention sinks, windows."""

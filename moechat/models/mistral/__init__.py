@@ -1,0 +1,1 @@
+"""Mistral: dense, one window for all layers or none."""

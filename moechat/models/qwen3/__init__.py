@@ -1,0 +1,1 @@
+"""Qwen3: dense, q and k normed by head."""

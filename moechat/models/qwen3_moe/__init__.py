@@ -1,0 +1,1 @@
+"""Qwen3 with routed experts: softmax over all, q and k normed by head."""
