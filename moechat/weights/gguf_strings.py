@@ -42,6 +42,24 @@ class StringArray(Sequence[str]):
     def __iter__(self) -> Iterator[str]:
         return iter(self.tolist())
 
+    def index(self, value: str, start: int = 0, stop: int | None = None) -> int:
+        """The position of the first string equal to ``value``; no other string is decoded."""
+        begins = self._bounds[:-1]
+        positions = range(len(self))[start:stop]
+        wanted = value.encode("utf-8", "surrogatepass")
+        needle = _LENGTH.pack(len(wanted)) + wanted
+        if positions:
+            first = int(begins[positions[0]])
+            text = self._content[first : int(self._bounds[positions[-1] + 1])].tobytes()
+            place = text.find(needle)
+            while place >= 0:
+                # The same bytes may also lie across strings, or within one.
+                position = int(np.searchsorted(begins, first + place))
+                if position < len(begins) and begins[position] == first + place:
+                    return position
+                place = text.find(needle, place + 1)
+        raise ValueError(f"{value!a} is not among the strings of {self._what}")
+
     def tolist(self) -> list[str]:
         """All strings, decoded in one go."""
         first = int(self._bounds[0])

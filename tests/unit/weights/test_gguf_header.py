@@ -187,6 +187,25 @@ def test_strings_that_are_not_utf8_are_refused_when_read():
             look()
 
 
+def test_a_string_is_found_without_decoding_the_others():
+    hidden = w.string("b").decode("latin-1")  # its bytes lie within another string first
+    content = header(
+        pair(
+            "k",
+            9,
+            struct.pack("<IQ", 8, 5) + b"".join(map(w.string, [b"\xff", hidden, "b", "ü", "b"])),
+        )
+    )
+    strings = read(content).metadata["k"]
+    assert strings.index("b") == 2 and strings.index("ü") == 3
+    assert strings.index("b", 3) == 4 and strings.index("b", 1, 3) == 2
+    for absent in ("", "c", "bb", "\udc80"):
+        with pytest.raises(ValueError, match="not among"):
+            strings.index(absent)
+    with pytest.raises(ValueError, match="not among"):
+        strings.index("b", 5)
+
+
 def test_any_byte_is_a_bool():
     content = header(pair("k", 7, b"\x02"), pair("l", 9, struct.pack("<IQ", 7, 3) + b"\0\x07\x01"))
     metadata = read(content).metadata
