@@ -72,6 +72,11 @@ _LLAMA_3 = Splitting((_like_gpt_4(r"\p{N}{1,3}"),), whole_words=True)
 _QWEN_2 = Splitting((_like_gpt_4(r"\p{N}"),), nfc=True)
 _SINGLE_DIGITS = Splitting((r"\p{N}", _GPT_2))
 _O200K = Splitting((_by_case(r"\p{N}{1,3}", rf"{_CONTRACTION}?", r"[\r\n/]*"),), whole_words=True)
+# Letters with case, but those of some scripts and of newer versions of Unicode.
+_DEEPSEEK_LETTERS = (
+    r"[\p{Lu}\p{Ll}\p{Lt}&&[^\x{560}-\x{588}\x{10c7}-\x{10ff}\x{1c80}-\x{1c8a}\x{2d00}-\x{2d2d}"
+    r"\x{a790}-\x{ab68}\x{10570}-\x{105bc}\x{10d50}-\x{10d85}\x{16e40}-\x{1df2a}]]"
+)
 _CJK_OR_KANA = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 _CJK_OR_HANGUL = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 
@@ -94,7 +99,7 @@ SPLITTINGS = {
     "deepseek-llm": Splitting(
         (
             r"[\r\n]",
-            r"\s?[\p{Lu}\p{Ll}\p{Lt}]+",
+            rf"\s?{_DEEPSEEK_LETTERS}+",
             "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
             r"\s+$",
             _CJK_OR_HANGUL,
