@@ -65,7 +65,8 @@ class TextGuard:
         """A copy of strings, lists and dicts (keys too) that is safe to render."""
         if isinstance(value, str):
             marked = self._control.pattern.sub(f"{self._open}\\g<0>{self._close}", value)
-            return marked + self._seam if self._control.ends_within(value) else marked
+            marked += self._seam if self._control.ends_within(value) else ""
+            return marked if marked == value else _Marked(marked, value)
         if isinstance(value, Generated):
             self._generated.append(value)
             return f"{self._ids_open}{len(self._generated) - 1}{self._ids_close}"
@@ -109,6 +110,20 @@ class TextGuard:
             kept.append(part)
             position += len(part)
         return "".join(kept)
+
+
+class _Marked(str):
+    """A marked string that templates search as if it had no marks, across control tokens too."""
+
+    def __new__(cls, marked: str, text: str) -> _Marked:
+        string = super().__new__(cls, marked)
+        string._text = text
+        return string
+
+    _text: str
+
+    def __contains__(self, part: object) -> bool:
+        return isinstance(part, str) and part in self._text
 
 
 def _strings(value: Any) -> Iterator[str]:
