@@ -29,6 +29,11 @@ class Splitter:
         """What was held back, at the end."""
         return Said(self._detokenizer.flush())
 
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Tokens of thinking so far, markers not counted."""
+        return 0
+
     def parts(self) -> Parts | None:
         """The tokens so far by what they are; None where nothing marks any as thinking."""
         return None

@@ -35,6 +35,24 @@ class Literal:
     text: str
 
 
+@dataclass(frozen=True)
+class Marker:
+    """A control token that belongs where it stands, as the template's own do."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Values one after the other in one string.
+
+    Where the template takes the string as it is, ``whole`` stands for it instead.
+    """
+
+    values: tuple[str | Marker | Generated, ...]
+    whole: Generated | None = None
+
+
 Piece = str | Literal | Generated  # str: what the template wrote, and ordinary message text
 
 
@@ -45,6 +63,7 @@ class TextGuard:
         """``values``: everything that will be marked. Raises InvalidUtf8."""
         self._control = control
         self._generated: list[Generated] = []
+        self._wholes: dict[str, str] = {}  # joined strings that may be replaced
         used: set[str] = set()
         for text in _strings(values):
             check_encodable(text)
@@ -70,6 +89,13 @@ class TextGuard:
         if isinstance(value, Generated):
             self._generated.append(value)
             return f"{self._ids_open}{len(self._generated) - 1}{self._ids_close}"
+        if isinstance(value, Marker):
+            return value.text
+        if isinstance(value, Joined):
+            joined = "".join(self.mark(below) for below in value.values)
+            if value.whole is not None:
+                self._wholes[joined] = self.mark(value.whole)
+            return joined
         if isinstance(value, dict):
             return {self.mark(key): self.mark(below) for key, below in value.items()}
         if isinstance(value, (list, tuple)):
@@ -82,6 +108,8 @@ class TextGuard:
 
     def pieces(self, rendered: str) -> Iterator[Piece]:
         """The rendered prompt in pieces, to be encoded one by one; empty ones are left out."""
+        for joined, whole in self._wholes.items():
+            rendered = rendered.replace(joined, whole)
         rendered, end = self._close_seams(rendered), 0
         for match in self._marked.finditer(rendered):
             if end < match.start():
@@ -132,6 +160,8 @@ def _strings(value: Any) -> Iterator[str]:
     elif isinstance(value, dict):
         for pair in value.items():
             yield from _strings(pair)
+    elif isinstance(value, Joined):
+        yield from _strings(value.values)
     elif isinstance(value, (list, tuple)):
         for below in value:
             yield from _strings(below)
