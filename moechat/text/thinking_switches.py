@@ -52,9 +52,7 @@ class ThinkingSwitches:
             rows.append((EFFORT, self.variables.get(_EFFORT_VARIABLE)))
         return rows
 
-    def _set(
-        self, variable: str, value: str | None, values: Mapping[str, Any], name: str
-    ) -> None:
+    def _set(self, variable: str, value: str | None, values: Mapping[str, Any], name: str) -> None:
         if value is None:
             self.variables.pop(variable, None)
         elif value in values:
