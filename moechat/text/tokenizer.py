@@ -80,8 +80,12 @@ class Tokenizer:
         return _encode(self._library, text)
 
     def decode(self, ids: list[int], skip_special: bool = True) -> str:
-        """Text of ids; bytes that are not UTF-8 become U+FFFD."""
-        return self._library.decode(ids, skip_special_tokens=skip_special)
+        """Text of ids; bytes that are not UTF-8 become U+FFFD. Raises CheckpointDamaged."""
+        try:
+            return self._library.decode(ids, skip_special_tokens=skip_special) if ids else ""
+        except BaseException as error:  # a decoder that does not fit the vocabulary
+            why = _panic(error)
+        raise CheckpointDamaged("the tokenizer cannot turn tokens into text", why)
 
     @cached_property
     def is_byte_level(self) -> bool:
@@ -138,9 +142,15 @@ def _encode(library: tokenizers.Tokenizer, text: str) -> list[int]:
         return library.encode(text, add_special_tokens=False).ids
     except BaseException as error:
         # The library panics where its pattern matcher gives up, as at ten million spaces in a row.
-        if type(error).__name__ != "PanicException":
-            raise
-        raise Usage("the tokenizer cannot take this text", str(error)) from None
+        why = _panic(error)
+    raise Usage("the tokenizer cannot take this text", why)
+
+
+def _panic(error: BaseException) -> str:
+    """The message of a library's panic, which is no Exception. Any other error is raised again."""
+    if type(error).__name__ != "PanicException":
+        raise error
+    return str(error)
 
 
 def _state(component: Any) -> dict[str, Any]:
