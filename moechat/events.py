@@ -19,6 +19,7 @@ class TurnStats:
     decode_tokens: int = 0  # sampled tokens, the end token included
     decode_seconds: float = 0.0
     seed: int = 0  # the seed that was used, also when none was asked for
+    reasoning_tokens: int = 0  # of decode_tokens, those of thinking
 
     @property
     def prefill_tokens_per_second(self) -> float:
@@ -38,6 +39,7 @@ class Event:
     token_id: int | None = None
     finish_reason: FinishReason | None = None
     text: str = ""  # answer text that became certain with this event
+    reasoning: str = ""  # and what the model thought before the answer
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Token(Event):
 
     token_id: int
     text: str = ""
+    reasoning: str = ""
 
 
 @dataclass(frozen=True)

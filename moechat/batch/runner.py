@@ -109,14 +109,16 @@ def _answer(
         # Ctrl-C in here raises; once events come it cancels.
         events = conversation.ask_messages(turns, params)
         text: list[str] = []
+        reasoning: list[str] = []
         last: Event | None = None
         with interruption.cancels(conversation.cancel):
             for last in events:
                 text.append(last.text)
+                reasoning.append(last.reasoning)
         if not isinstance(last, Finished):
             raise RuntimeError("the engine ended without a finish reason")
         on_finished(last)
-        return _result("".join(text), last)
+        return _result("".join(text), "".join(reasoning), last)
     except MoechatError as error:
         return {"error": {"name": error.name, "message": error.message}}
     except OSError:
@@ -127,14 +129,18 @@ def _answer(
         return {"error": {"name": "internal-error", "message": message}}
 
 
-def _result(text: str, finished: Finished) -> dict[str, Any]:
+def _result(text: str, reasoning: str, finished: Finished) -> dict[str, Any]:
+    """What a complete answer gives; the fields of thinking only where there was some."""
     stats = finished.stats
-    return {
-        "text": text,
-        "finish_reason": finished.finish_reason,
-        "usage": {
-            "prompt_tokens": stats.new_prompt_tokens + stats.cached_prompt_tokens,
-            "completion_tokens": stats.decode_tokens,
-            "cached_tokens": stats.cached_prompt_tokens,
-        },
+    result: dict[str, Any] = {"text": text}
+    if reasoning:
+        result["reasoning"] = reasoning
+    result["finish_reason"] = finished.finish_reason
+    result["usage"] = {
+        "prompt_tokens": stats.new_prompt_tokens + stats.cached_prompt_tokens,
+        "completion_tokens": stats.decode_tokens,
+        "cached_tokens": stats.cached_prompt_tokens,
     }
+    if stats.reasoning_tokens:
+        result["usage"]["reasoning_tokens"] = stats.reasoning_tokens
+    return result

@@ -166,6 +166,25 @@ SystemFile = Annotated[
         show_default=False,
     ),
 ]
+Think = Annotated[
+    bool | None,
+    typer.Option(
+        "--think/--no-think",
+        help="Have the model think before it answers, or not, where it can be told. With --think "
+        "the thinking is shown on stderr, too, if that is a terminal. Default: the model's.",
+        show_default=False,
+    ),
+]
+ReasoningEffort = Annotated[
+    str | None,
+    typer.Option(
+        "--reasoning-effort",
+        parser=_choice("low", "medium", "high"),
+        metavar="low|medium|high",
+        help="How long the model thinks, where it can be told. Default: the model's.",
+        show_default=False,
+    ),
+]
 ContextTokens = Annotated[
     int | None,
     typer.Option(

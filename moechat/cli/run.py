@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from moechat.engine.engine import Engine
     from moechat.registry import ResolvedModel
     from moechat.sample.params import SamplingParams
+    from moechat.terminal.thinking_printer import ThinkingPrinter
 
 EXIT_FAILED_LINES = 6
 
@@ -36,6 +37,8 @@ def run(
     max_tokens: options.MaxTokens = None,
     system: options.System = None,
     system_file: options.SystemFile = None,
+    think: options.Think = None,
+    reasoning_effort: options.ReasoningEffort = None,
     ctx: options.ContextTokens = None,
     threads: options.Threads = None,
     compute: options.Compute = "bf16",
@@ -63,7 +66,8 @@ def run(
       {"prompt": "..."}  or  {"messages": [{"role": "user", "content": "..."}]}
     both with "system" if wanted; id, custom_id and metadata are ignored. Its result is
       {"index", "text", "finish_reason", "usage"}  or  {"index", "error"}
-    where index counts the lines of stdin from 0.
+    where index counts the lines of stdin from 0. What the model thought before its answer is
+    "reasoning", beside "text".
     """
     given: dict[str, Any] = {
         "temperature": temperature,
@@ -77,6 +81,9 @@ def run(
         "max_tokens": max_tokens,
     }
     overrides = {name: value for name, value in given.items() if value is not None}
+    switches = {} if think is None else {"think": "on" if think else "off"}
+    if reasoning_effort is not None:
+        switches["reasoning_effort"] = reasoning_effort
     chat = _is_chat(prompt, batch)
     if kv not in ("native", "auto"):
         raise Usage(f"--kv {kv} does not work in this version", "only native and auto do")
@@ -93,13 +100,18 @@ def run(
         text = "" if chat or batch else _read_prompt(prompt)
         engine = open_engine(resolved.folder, **settings)
         try:
-            if batch:
-                params = dataclasses.replace(engine.default_sampling(), **overrides)
-                return _batch(engine, params, system_text, interrupt, shown_stats)
-            conversation = new_conversation(engine, system_text)
+            # The lines of a batch get the system text one by one.
+            conversation = new_conversation(engine, "" if batch else system_text)
+            for name, value in switches.items():
+                conversation.set_switch(name, value)
             if not chat:
                 params = dataclasses.replace(engine.default_sampling(), **overrides)
-                return _one_answer(engine, conversation, text, params, interrupt, shown_stats)
+                if batch:
+                    return _batch(engine, conversation, params, system_text, interrupt, shown_stats)
+                thinking = _thinking_printer(asked=think is True)
+                return _one_answer(
+                    engine, conversation, text, params, interrupt, shown_stats, thinking
+                )
             from moechat.terminal.repl import run_chat
             from moechat.terminal.settings import Settings
 
@@ -111,6 +123,7 @@ def run(
                 stats=shown_stats,
                 plain=plain,
                 history=not no_history,
+                switches=switches,
                 debug=debug,
             )
         finally:
@@ -179,6 +192,16 @@ def _say_waiting() -> None:
     print("reading stdin (for none: < /dev/null)", file=sys.stderr, flush=True)
 
 
+def _thinking_printer(asked: bool) -> ThinkingPrinter | None:
+    """Where one answer's thinking goes: to a person who watches the answer or asked for it."""
+    from moechat.terminal.sinks import escapes_allowed
+    from moechat.terminal.thinking_printer import ThinkingPrinter
+
+    if not (sys.stderr.isatty() and (asked or sys.stdout.isatty())):
+        return None
+    return ThinkingPrinter(sys.stderr, dim=escapes_allowed(sys.stderr))
+
+
 def _one_answer(
     engine: Engine,
     conversation: Conversation,
@@ -186,10 +209,17 @@ def _one_answer(
     params: SamplingParams,
     interrupt: Interrupt,
     stats: str,
+    thinking: ThinkingPrinter | None,
 ) -> int:
     from moechat.terminal.sinks import PlainSink
 
-    sink = PlainSink(sys.stdout, sys.stderr, stats=stats, context_tokens=engine.context_tokens)
+    sink = PlainSink(
+        sys.stdout,
+        sys.stderr,
+        stats=stats,
+        context_tokens=engine.context_tokens,
+        thinking=thinking,
+    )
     # Until the events come Ctrl-C raises; from then on it cancels and the rest is still printed.
     try:
         events = conversation.ask(prompt, params)
@@ -205,7 +235,12 @@ def _one_answer(
 
 
 def _batch(
-    engine: Engine, params: SamplingParams, system: str, interrupt: Interrupt, stats: str
+    engine: Engine,
+    conversation: Conversation,
+    params: SamplingParams,
+    system: str,
+    interrupt: Interrupt,
+    stats: str,
 ) -> int:
     from moechat.batch.runner import run_batch
     from moechat.terminal.sinks import print_closing
@@ -213,7 +248,7 @@ def _batch(
     outcome = run_batch(
         sys.stdin.buffer,
         sys.stdout.buffer,
-        new_conversation(engine, ""),
+        conversation,
         params,
         interrupt,
         system=system,

@@ -2,12 +2,15 @@
 
 Every message renders the whole talk by the model's template; what the timeline already holds stays
 in the KV cache, so that only what is new is prefilled. Undo, another answer and a changed system
-text need nothing else.
+text need nothing else. Nor does thinking: most vendors' templates drop it from earlier answers, so
+that the next prompt leaves the timeline where the last thinking began. The session goes back to
+that place and prefills the answer again, without the thinking, as the model was trained to see it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from moechat.engine.engine import Engine
 from moechat.engine.requests import Handle
@@ -15,6 +18,9 @@ from moechat.errors import PromptEmpty, PromptTooLong, Usage
 from moechat.events import Event, Finished, Token
 from moechat.messages import Turn
 from moechat.sample.params import SamplingParams
+
+if TYPE_CHECKING:
+    from moechat.text.thinking_switches import ThinkingSwitches
 
 
 class Conversation:
@@ -25,6 +31,7 @@ class Conversation:
         self._session = engine.session()
         self.system = system
         self.turns: list[Turn] = []
+        self._switches: ThinkingSwitches | None = None  # needs the template, which loads late
 
     @property
     def used_tokens(self) -> int:
@@ -83,6 +90,17 @@ class Conversation:
         """Another system text, from the next message on."""
         self.system = text
 
+    def set_switch(self, name: str, value: str | None) -> None:
+        """Set "think" or "reasoning_effort", from the next message on; None: the model's default.
+
+        Raises BadParameter, Usage where the model has no such switch, TextUnavailable.
+        """
+        self._thinking().set(name, value)
+
+    def switches(self) -> list[tuple[str, str | None]]:
+        """The switches for thinking that the model has, with their values."""
+        return self._thinking().describe()
+
     def cancel(self) -> None:
         """Stop the answer under way; from any thread or a signal handler."""
         self._session.cancel()
@@ -90,6 +108,13 @@ class Conversation:
     def close(self) -> None:
         """Free the KV cache."""
         self._session.close()
+
+    def _thinking(self) -> ThinkingSwitches:
+        if self._switches is None:
+            from moechat.text.thinking_switches import ThinkingSwitches
+
+            self._switches = ThinkingSwitches(self._engine.text.template.variables)
+        return self._switches
 
     def _last_user(self) -> int | None:
         users = [index for index, turn in enumerate(self.turns) if turn.role == "user"]
@@ -101,6 +126,7 @@ class Conversation:
             [*system, *turns],
             add_generation_prompt=add_generation_prompt,
             limit_tokens=self.context_tokens,
+            variables=self._switches.variables if self._switches is not None else None,
         )
 
     def _answer(self, turns: list[Turn], params: SamplingParams) -> Iterator[Event]:
@@ -112,14 +138,18 @@ class Conversation:
         kept = self._session.timeline.common_prefix(ids)
         self._session.rewind(kept)
         handle = self._session.generate(ids[kept:], params)
-        return self._events(handle, turns)
+        return self._events(handle, turns, ids)
 
-    def _events(self, handle: Handle, turns: list[Turn]) -> Iterator[Event]:
+    def _events(
+        self, handle: Handle, turns: list[Turn], prompt_ids: Sequence[int]
+    ) -> Iterator[Event]:
         text: list[str] = []
+        reasoning: list[str] = []
         ids: list[int] = []
         try:
             for event in handle:
                 text.append(event.text)
+                reasoning.append(event.reasoning)
                 if isinstance(event, Token):
                     ids.append(event.token_id)
                 if isinstance(event, Finished) and event.finish_reason == "stop":
@@ -128,8 +158,11 @@ class Conversation:
         finally:
             handle.close()
             if ids:
-                self.turns = [*turns, Turn("assistant", "".join(text), tuple(ids))]
+                parts = self._engine.text.reasoning.parts(prompt_ids, ids)
+                thought = "".join(reasoning)
+                answer = Turn("assistant", "".join(text), tuple(ids), thought, parts)
+                self.turns = [*turns, answer]
 
     def _drop_end_token(self, ids: list[int]) -> None:
-        if ids and ids[-1] in self._engine.spec.end_ids:
+        if ids and ids[-1] in (*self._engine.spec.end_ids, *self._engine.text.end_ids):
             ids.pop()

@@ -90,14 +90,15 @@ def _system(chat: Chat, argument: str) -> None:
 
 
 def _set(chat: Chat, argument: str) -> None:
-    rows = chat.settings.describe()
     if argument:
         name, *value = argument.split(maxsplit=1)
         if not value:
             raise Usage("a setting needs a name and a value", next_step="/set alone shows them all")
-        chat.settings.set_text(name, value[0])
+        chat.set_value(name, value[0])
         known = name.replace("-", "_").lower()
-        rows = [row for row in chat.settings.describe() if row[0] == known]
+        rows = [row for row in chat.describe_values() if row[0] == known]
+    else:
+        rows = chat.describe_values()
     names, values = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)
     chat.say("\n".join(f"  {row[0]:{names}}  {row[1]:{values}}  {row[2]}" for row in rows))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,14 +17,16 @@ from moechat.terminal.interrupts import EXIT_INTERRUPTED, Interrupts
 from moechat.terminal.neutralise import neutralise, one_line
 from moechat.terminal.plain_printer import PlainPrinter
 from moechat.terminal.progress import ProgressLine
-from moechat.terminal.settings import Settings
+from moechat.terminal.settings import RESET, Settings
 from moechat.terminal.sinks import escapes_allowed, format_error, print_closing
 from moechat.terminal.size import fold_words
 from moechat.terminal.stats_text import stats_line
+from moechat.terminal.thinking_printer import ThinkingPrinter
 
 if TYPE_CHECKING:
     from moechat.engine.conversation import Conversation
 
+SWITCHES = ("think", "reasoning_effort")  # of the conversation, not of the sampling
 _EXAMPLES = '"What is the capital of Norway?", "Tell me a story about a fox." or "My name is Lily."'
 _HINT = "[Ctrl-C again or Ctrl-D leaves; /help lists the commands]"
 
@@ -48,14 +50,18 @@ def run_chat(
     stats: str = "line",
     plain: bool = False,
     history: bool = True,
+    switches: Mapping[str, str] | None = None,
     debug: bool = False,
 ) -> int:
     """Chat on the process's terminal until the user leaves; the exit code.
 
     ``stats`` is "none", "line" or "json"; ``plain`` shows answers as raw text; without ``history``
-    nothing that is typed is written to disk.
+    nothing that is typed is written to disk. ``switches``: those of ``conversation`` that flags
+    have set.
     """
-    chat = Chat(conversation, settings, stats=stats, plain=plain, debug=debug)
+    chat = Chat(
+        conversation, settings, stats=stats, plain=plain, debug=debug, switches=switches or {}
+    )
     editor = Editor(lambda: valid_commands(chat), _history_path() if history else None)
     chat.say(_welcome(model_name, is_demo))
     with chat.interrupts:
@@ -84,8 +90,10 @@ class Chat:
         stats: str,
         plain: bool,
         debug: bool,
+        switches: Mapping[str, str],
     ) -> None:
         self.conversation, self.settings = conversation, settings
+        self._flag_switches = switches
         self.interrupts = Interrupts()
         self._stats, self._debug = stats, debug
         self._plain = plain or not escapes_allowed(sys.stdout)
@@ -96,6 +104,24 @@ class Chat:
         sys.stdout.flush()
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
+
+    def set_value(self, name: str, text: str) -> None:
+        """Set a sampling value or a switch for thinking as typed. Raises BadParameter, Usage."""
+        name = name.replace("-", "_").lower()
+        if name not in SWITCHES:
+            self.settings.set_text(name, text)
+        elif text == RESET:
+            self.conversation.set_switch(name, self._flag_switches.get(name))
+        else:
+            self.conversation.set_switch(name, text)
+
+    def describe_values(self) -> list[tuple[str, str, str]]:
+        """All that set_value() can set as (name, value, origin)."""
+        rows = self.settings.describe()
+        for name, value in self.conversation.switches():
+            origin = "flag" if value == self._flag_switches.get(name) else "set"
+            rows.append((name, value or RESET, "model" if value is None else origin))
+        return rows
 
     def say_stats(self) -> None:
         """The counters of the last answer and how full the context is."""
@@ -128,6 +154,7 @@ class Chat:
         """Show the events that ``start()`` gives; Ctrl-C cancels."""
         progress = ProgressLine(sys.stderr)
         finished, has_text = None, False
+        thinking = ThinkingPrinter(sys.stdout, dim=not self._plain)
         with self.interrupts.turn(self.conversation.cancel):
             events = start()
             printer = self._printer()  # loads rich, while the engine works already
@@ -140,22 +167,26 @@ class Chat:
                         progress.update(event)
                         continue
                     progress.erase()
+                    thinking.write(event.reasoning)
                     if event.text:
+                        thinking.finish()
                         printer.write(event.text)
                         has_text = True
                     if isinstance(event, Finished):
                         finished = event
             finally:
                 progress.erase()
+                thinking.finish()
                 if has_text:
                     printer.finish()
         if finished is not None:
-            self._close(finished)
+            self._close(finished, has_text)
 
-    def _close(self, finished: Finished) -> None:
+    def _close(self, finished: Finished, has_text: bool) -> None:
         self._last = finished
         sys.stdout.flush()
-        print_closing(sys.stderr, finished, self._stats, self.conversation.context_tokens)
+        context_tokens = self.conversation.context_tokens
+        print_closing(sys.stderr, finished, self._stats, context_tokens, has_text=has_text)
         if finished.finish_reason == "cancelled" and not finished.stats.decode_tokens:
             self.say("[nothing was said; the talk is as before]")
 

@@ -12,7 +12,7 @@ from moechat.sample.params import SamplingParams
 _INTEGERS = frozenset({"top_k", "seed", "max_tokens"})
 _HIDDEN = frozenset({"ignore_end"})  # for measurements, not for talks
 _OFF = "none"
-_RESET = "default"
+RESET = "default"  # the word for the value at start
 
 
 class Settings:
@@ -58,7 +58,7 @@ class Settings:
             raise BadParameter(
                 f"there is no setting {name!a}", next_step=f"Settings: {', '.join(self.names())}"
             )
-        if text == _RESET:
+        if text == RESET:
             value, origin = self._initial[name]
             self._replace(name, value, origin)
         else:

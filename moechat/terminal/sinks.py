@@ -13,6 +13,7 @@ from moechat.terminal.plain_printer import PlainPrinter
 from moechat.terminal.progress import ProgressLine
 from moechat.terminal.size import fold_words
 from moechat.terminal.stats_text import cut_note, stats_json, stats_line
+from moechat.terminal.thinking_printer import ThinkingPrinter
 
 
 def format_error(error: MoechatError) -> str:
@@ -31,30 +32,40 @@ class PlainSink:
 
     The text goes to ``stdout``, flushed with every event that carries some, its control characters
     neutralised, with exactly one newline at its end. Progress, a note that the answer was cut and
-    the counters go to ``stderr``. ``stats`` is "none", "line" or "json".
+    the counters go to ``stderr``. ``stats`` is "none", "line" or "json". Thinking goes to
+    ``thinking``, or nowhere, and never to ``stdout``.
     """
 
     def __init__(
-        self, stdout: TextIO, stderr: TextIO, *, stats: str = "none", context_tokens: int = 0
+        self,
+        stdout: TextIO,
+        stderr: TextIO,
+        *,
+        stats: str = "none",
+        context_tokens: int = 0,
+        thinking: ThinkingPrinter | None = None,
     ) -> None:
         self._printer = PlainPrinter(stdout)
-        self._stderr = stderr
+        self._stderr, self._thinking = stderr, thinking
+        self._has_text = False
         self._stats, self._context_tokens = stats, context_tokens
         self._progress = ProgressLine(stderr)
 
     def consume(self, events: Iterable[Event]) -> Finished | None:
         """Write all ``events``; the last one, or None if they ended without it."""
-        finished, has_text = None, False
+        finished = None
         try:
             for event in events:
                 self.write(event)
-                has_text = has_text or bool(event.text)
                 if isinstance(event, Finished):
                     finished = event
         finally:
             self._progress.erase()
-            if has_text and finished is None:  # an error follows: it needs a line of its own
-                self._printer.finish()
+            if finished is None:  # an error follows: it needs a line of its own
+                if self._thinking is not None:
+                    self._thinking.finish()
+                if self._has_text:
+                    self._printer.finish()
         return finished
 
     def write(self, event: Event) -> None:
@@ -63,15 +74,32 @@ class PlainSink:
             self._progress.update(event)
             return
         self._progress.erase()
+        if self._thinking is not None:
+            self._thinking.write(event.reasoning)
+            if event.text or isinstance(event, Finished):
+                self._thinking.finish()
         self._printer.write(event.text)
+        self._has_text = self._has_text or bool(event.text)
         if isinstance(event, Finished):
             self._printer.finish()
-            print_closing(self._stderr, event, self._stats, self._context_tokens)
+            print_closing(
+                self._stderr, event, self._stats, self._context_tokens, has_text=self._has_text
+            )
 
 
-def print_closing(stderr: TextIO, finished: Finished, stats: str, context_tokens: int) -> None:
-    """What follows an answer on ``stderr``: the note that it was cut, and the counters."""
-    note = cut_note(finished, context_tokens)
+def print_closing(
+    stderr: TextIO,
+    finished: Finished,
+    stats: str,
+    context_tokens: int,
+    *,
+    has_text: bool = True,
+) -> None:
+    """What follows an answer on ``stderr``: the note that it was cut, and the counters.
+
+    ``has_text``: there was an answer, not thinking alone.
+    """
+    note = cut_note(finished, context_tokens, has_text)
     lines = [f"[{note}]"] if note else []
     if stats == "line":
         lines.append(fold_words(f"[{stats_line(finished)}]", stderr))

@@ -13,11 +13,14 @@ def stats_line(finished: Finished) -> str:
     prompt = f"prompt {stats.new_prompt_tokens} new + {stats.cached_prompt_tokens} cached"
     if stats.prefill_seconds:  # a single new token is the decode worker's
         prompt += f", {stats.prefill_tokens_per_second:.0f} tok/s"
+    answer = f"answer {stats.decode_tokens} tokens"
+    if stats.reasoning_tokens:
+        answer += f" ({stats.reasoning_tokens} of thinking)"
     return "; ".join(
         (
             prompt,
             f"first token {stats.first_token_seconds:.2f} s",
-            f"answer {stats.decode_tokens} tokens, {stats.decode_tokens_per_second:.1f} tok/s",
+            f"{answer}, {stats.decode_tokens_per_second:.1f} tok/s",
             f"seed {stats.seed}",
             finished.finish_reason,
         )
@@ -35,6 +38,7 @@ def stats_json(finished: Finished) -> str:
             "prefill_tokens_per_second": round(stats.prefill_tokens_per_second, 2),
             "first_token_seconds": round(stats.first_token_seconds, 6),
             "decode_tokens": stats.decode_tokens,
+            "reasoning_tokens": stats.reasoning_tokens,
             "decode_seconds": round(stats.decode_seconds, 6),
             "decode_tokens_per_second": round(stats.decode_tokens_per_second, 2),
             "seed": stats.seed,
@@ -43,10 +47,18 @@ def stats_json(finished: Finished) -> str:
     )
 
 
-def cut_note(finished: Finished, context_tokens: int) -> str:
-    """Why the answer is incomplete; empty when it is complete."""
+def cut_note(finished: Finished, context_tokens: int, has_text: bool = True) -> str:
+    """Why the answer is incomplete; empty when it is complete.
+
+    Without ``has_text`` there may have been thinking, but no answer.
+    """
+    thought = not has_text and finished.stats.reasoning_tokens > 0
+    while_thinking = " while the model was thinking" if thought else ""
     if finished.finish_reason == "length":
-        return f"cut at {finished.stats.decode_tokens} tokens by the max_tokens limit"
+        limit = f"cut at {finished.stats.decode_tokens} tokens by the max_tokens limit"
+        return limit + while_thinking
     if finished.finish_reason == "context":
-        return f"cut: the context of {context_tokens} tokens is full"
-    return "interrupted" if finished.finish_reason == "cancelled" else ""
+        return f"cut{while_thinking}: the context of {context_tokens} tokens is full"
+    if finished.finish_reason == "cancelled":
+        return "interrupted" + while_thinking
+    return "the model thought and gave no answer" if thought else ""

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moechat.errors import CheckpointDamaged, TextUnavailable, Usage
-from moechat.json_file import read_json_object
-from moechat.messages import Turn
+from moechat.errors import CheckpointDamaged, MoechatError, Usage
+from moechat.messages import Parts, Turn
 from moechat.text.control_tokens import ControlTokens
 from moechat.text.prompt_length import refuse_if_too_long
-from moechat.text.template_environment import TemplateRefusal, compile_template
-from moechat.text.text_guard import Generated, Literal, Piece, TextGuard
+from moechat.text.template_environment import (
+    TemplateRefusal,
+    compile_template,
+    names_in_template,
+)
+from moechat.text.template_source import named_tokens, read_config, read_template
+from moechat.text.text_guard import Generated, Joined, Literal, Marker, Piece, TextGuard
 from moechat.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import jinja2
 
-CONFIG_NAME, TEMPLATE_NAME = "tokenizer_config.json", "chat_template.jinja"
-_LIMIT_BYTES = 16_000_000  # of either file
-_NAMED_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+# Where templates look for what an assistant thought, as transformers' users name it.
+_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+_PROBE_ID = -1  # stands for an answer; no token has it
 
 
 class ChatTemplate:
@@ -30,40 +35,47 @@ class ChatTemplate:
     """
 
     def __init__(
-        self, source: str, origin: Path, tokenizer: Tokenizer, variables: dict[str, str]
+        self, source: str, origin: str, tokenizer: Tokenizer, variables: Mapping[str, str]
     ) -> None:
+        """``origin``: the file, for messages. ``variables``: bos_token and the like."""
+        self.source = source
         self._origin, self._tokenizer, self._variables = origin, tokenizer, variables
         self._control = ControlTokens(tokenizer, source)
         self._template = self._compile(source)
 
     @classmethod
     def open(cls, folder: Path, tokenizer: Tokenizer) -> ChatTemplate:
-        """Read chat_template.jinja or else tokenizer_config.json.
+        """Read the template of a folder.
 
         Raises TextUnavailable when there is no template, CheckpointDamaged when it is broken.
         """
-        config_path, template_path = folder / CONFIG_NAME, folder / TEMPLATE_NAME
-        config = read_json_object(config_path, _LIMIT_BYTES) if config_path.exists() else {}
-        variables = {}
-        for name in (f"{token}_token" for token in _NAMED_TOKENS):
-            value = config.get(name)
-            value = value.get("content") if isinstance(value, dict) else value
-            if isinstance(value, str):
-                variables[name] = value
-        if template_path.is_file():
-            return cls(_read_text(template_path), template_path, tokenizer, variables)
-        source = _configured_template(config.get("chat_template"))
-        if source is None:
-            raise TextUnavailable(
-                f"{folder} has no chat template",
-                f"neither {CONFIG_NAME} nor {TEMPLATE_NAME} holds one",
-            )
-        return cls(source, config_path, tokenizer, variables)
+        config = read_config(folder)
+        source, origin = read_template(folder, config)
+        return cls(source, origin, tokenizer, named_tokens(config))
 
     @property
     def control_ids(self) -> frozenset[int]:
         """Ids of tokens that steer the model: never made from message text, never shown."""
         return self._control.ids
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """Names that the template takes from its caller, "enable_thinking" for example."""
+        return self._names[0]
+
+    @cached_property
+    def turn_end_id(self) -> int | None:
+        """The control token that the template writes behind an answer, if it writes one.
+
+        Found by rendering a talk of two turns.
+        """
+        turns = [Turn("user", "a"), Turn("assistant", "", (_PROBE_ID,))]
+        try:
+            ids = self.encode(turns, add_generation_prompt=False)
+        except MoechatError:  # a template that wants more than that
+            return None
+        after = ids[ids.index(_PROBE_ID) + 1 :] if _PROBE_ID in ids else []
+        return after[0] if after and after[0] in self._control.ids else None
 
     def encode(
         self,
@@ -71,22 +83,21 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         limit_tokens: int | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Ids of a conversation. A turn with ids contributes exactly these.
 
-        Raises PromptTooLong, without encoding it all, for text that surely has more than
-        ``limit_tokens`` tokens; a result that is a little too long may be returned. Also Usage when
-        the template refuses the conversation, CheckpointDamaged when it fails, InvalidUtf8.
+        Of a turn with ``parts`` the template decides, as its vendor wrote it, whether the thinking
+        is part of the talk; most drop it from all but the last answer. Raises PromptTooLong,
+        without encoding it all, for text that surely has more than ``limit_tokens`` tokens; a
+        result that is a little too long may be returned. Also Usage when the template refuses the
+        conversation, CheckpointDamaged when it fails, InvalidUtf8.
         """
-        messages = [
-            {
-                "role": turn.role,
-                "content": turn.text if turn.ids is None else Generated(tuple(turn.ids)),
-            }
-            for turn in turns
-        ]
         return self.encode_messages(
-            messages, limit_tokens=limit_tokens, add_generation_prompt=add_generation_prompt
+            [self._message(turn) for turn in turns],
+            limit_tokens=limit_tokens,
+            add_generation_prompt=add_generation_prompt,
+            **(variables or {}),
         )
 
     def encode_messages(
@@ -115,6 +126,28 @@ class ChatTemplate:
         for index, piece in enumerate(guard.pieces(rendered)):
             ids += self._encode_piece(piece, is_first=index == 0)
         return ids
+
+    def _message(self, turn: Turn) -> dict[str, Any]:
+        if turn.ids is None:
+            return {"role": turn.role, "content": turn.text}
+        if turn.parts is None:
+            return {"role": turn.role, "content": Generated(tuple(turn.ids))}
+        parts = turn.parts
+        field = next((name for name in _REASONING_FIELDS if name in self._names[1]), None)
+        if field is None:
+            return {"role": turn.role, "content": _inline(parts, turn.ids)}
+        answer = Joined((parts.lead.lstrip("\n"), Generated(parts.answer_ids)))
+        message: dict[str, Any] = {"role": turn.role, "content": answer}
+        if parts.reasoning_ids:
+            message[field] = Generated(parts.reasoning_ids)
+        return message
+
+    @cached_property
+    def _names(self) -> tuple[frozenset[str], frozenset[str]]:
+        try:
+            return names_in_template(self.source)
+        except Exception:  # it compiled, but jinja2 cannot tell
+            return frozenset(), frozenset()
 
     def _encode_piece(self, piece: Piece, is_first: bool) -> list[int]:
         if isinstance(piece, Generated):
@@ -154,23 +187,11 @@ class ChatTemplate:
         return CheckpointDamaged(f"the chat template in {self._origin} {what}", why)
 
 
-def _configured_template(value: Any) -> str | None:
-    """The template in tokenizer_config.json: a string, or the default of several named ones."""
-    if isinstance(value, list):
-        named = {entry.get("name"): entry for entry in value if isinstance(entry, dict)}
-        value = named.get("default", {}).get("template")
-    return value if isinstance(value, str) else None
-
-
-def _read_text(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            content = file.read(_LIMIT_BYTES + 1)
-        if len(content) <= _LIMIT_BYTES:
-            return content.decode("utf-8")
-        why = f"it is larger than {_LIMIT_BYTES} bytes"
-    except OSError as error:
-        why = f"it cannot be read ({error.strerror})"
-    except UnicodeDecodeError:
-        why = "it is not UTF-8"
-    raise CheckpointDamaged(f"{path} cannot be used", why, "Download it again")
+def _inline(parts: Parts, ids: Sequence[int]) -> Joined | Generated:
+    """An answer as it was written, so that the template finds the tags if it looks for them."""
+    if not parts.closing:
+        return Generated(parts.answer_ids)
+    # Thinking that was cut short gets its end: without it no template would know it as thinking.
+    written = (Marker(parts.opening), Generated(parts.reasoning_ids), Marker(parts.closing))
+    answer = (parts.lead, Generated(parts.answer_ids)) if parts.is_closed else ()
+    return Joined((*written, *answer), Generated(tuple(ids)) if parts.is_closed else None)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from moechat.text.think_tags import KNOWN_TAGS
 from moechat.text.tokenizer import Tokenizer
 
 # `<|name|>` with either bar. Templates also build such tokens from pieces, so that looking for the
@@ -16,7 +17,8 @@ _BRACKETED = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)
 class ControlTokens:
     """The control tokens of a tokenizer and a template.
 
-    A control token is flagged special, or its spelling is in the template, or it looks like one.
+    A control token is flagged special, or its spelling is in the template, or it looks like one, or
+    it marks thinking.
     Other added tokens (runs of spaces, HTML tags in some vocabularies) are ordinary text.
     """
 
@@ -29,6 +31,7 @@ class ControlTokens:
             and (
                 token_id in tokenizer.special_ids
                 or _BRACKETED.fullmatch(content)
+                or any(content in tags for tags in KNOWN_TAGS)
                 or (content in template_source and not _is_words(content))
             )
         }

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import codecs
+import re
 
 from moechat.text.tokenizer import Tokenizer
 
 _REPLACEMENT = "\ufffd"
+_BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 _MAX_WINDOW = 16  # ids that wait for the end of a character; it has at most four bytes
 
 
@@ -24,7 +26,13 @@ class Detokenizer:
         skip_special: bool = True,
     ) -> None:
         self._hidden = hidden | tokenizer.special_ids if skip_special else hidden
-        self._decoder = _ByteLevel(tokenizer) if tokenizer.is_byte_level else _Window(tokenizer)
+        self._decoder: _ByteLevel | _ByteFallback | _Window
+        if tokenizer.is_byte_level:
+            self._decoder = _ByteLevel(tokenizer)
+        elif tokenizer.byte_fallback is not None:
+            self._decoder = _ByteFallback(tokenizer, tokenizer.byte_fallback.strips_first_space)
+        else:
+            self._decoder = _Window(tokenizer)
 
     def push(self, token_id: int) -> str:
         """The characters that this id completed; "" while one is incomplete."""
@@ -54,6 +62,34 @@ class _ByteLevel:
 
     def flush(self) -> str:
         return self._utf8.decode(b"", final=True)
+
+
+class _ByteFallback:
+    """Tokens are text with ``▁`` for a blank, or single bytes.
+
+    Bytes that are no UTF-8 become one U+FFFD for each cut character, as everywhere in moechat; the
+    library makes one of each byte.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, strips_first_space: bool) -> None:
+        self._tokenizer = tokenizer
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._strips = strips_first_space
+
+    def push(self, token_id: int) -> str:
+        token = self._tokenizer.token(token_id) or ""  # ids beyond the vocabulary have no text
+        byte = _BYTE_TOKEN.fullmatch(token)
+        spelled = bytes([int(byte[1], 16)]) if byte else token.replace("▁", " ").encode()
+        return self._shown(self._utf8.decode(spelled))
+
+    def flush(self) -> str:
+        return self._shown(self._utf8.decode(b"", final=True))
+
+    def _shown(self, text: str) -> str:
+        if self._strips and text:
+            self._strips = False
+            return text.removeprefix(" ")
+        return text
 
 
 class _Window:

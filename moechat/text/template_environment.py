@@ -15,6 +15,7 @@ from moechat.text.text_guard import PRIVATE_RANGES
 if TYPE_CHECKING:
     import jinja2
     import jinja2.parser
+    import jinja2.sandbox
 
 _PRIVATE = "".join(f"{chr(codes[0])}-{chr(codes[-1])}" for codes in PRIVATE_RANGES)
 _TO_ESCAPE = re.compile(f"[^\x00-\x7f{_PRIVATE}]")
@@ -26,6 +27,24 @@ class TemplateRefusal(Exception):
 
 def compile_template(source: str) -> jinja2.Template:
     """The template, ready to render. Raises jinja2.TemplateSyntaxError and the like."""
+    return _environment().from_string(source)
+
+
+def names_in_template(source: str) -> tuple[frozenset[str], frozenset[str]]:
+    """What a template that compiles reads: variables given to it, and fields of values."""
+    from jinja2 import meta, nodes
+
+    tree = _environment().parse(source)
+    keys = [item.arg for item in tree.find_all(nodes.Getitem)]
+    for call in tree.find_all(nodes.Call):  # message.get("name")
+        if isinstance(call.node, nodes.Getattr) and call.node.attr == "get":
+            keys += call.args[:1]
+    fields = {node.attr for node in tree.find_all(nodes.Getattr)}
+    fields |= {key.value for key in keys if isinstance(key, nodes.Const)}
+    return frozenset(meta.find_undeclared_variables(tree)), frozenset(fields)
+
+
+def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     from jinja2 import nodes
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -45,7 +64,7 @@ def compile_template(source: str) -> jinja2.Template:
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
-    return environment.from_string(source)
+    return environment
 
 
 def _raise_exception(message: object) -> None:

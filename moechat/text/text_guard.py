@@ -35,6 +35,24 @@ class Literal:
     text: str
 
 
+@dataclass(frozen=True)
+class Marker:
+    """A control token that belongs where it stands, as the template's own do."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Values one after the other in one string.
+
+    Where the template takes the string as it is, ``whole`` stands for it instead.
+    """
+
+    values: tuple[str | Marker | Generated, ...]
+    whole: Generated | None = None
+
+
 Piece = str | Literal | Generated  # str: what the template wrote, and ordinary message text
 
 
@@ -45,6 +63,7 @@ class TextGuard:
         """``values``: everything that will be marked. Raises InvalidUtf8."""
         self._control = control
         self._generated: list[Generated] = []
+        self._wholes: dict[str, str] = {}  # joined strings that may be replaced
         used: set[str] = set()
         for text in _strings(values):
             check_encodable(text)
@@ -65,10 +84,18 @@ class TextGuard:
         """A copy of strings, lists and dicts (keys too) that is safe to render."""
         if isinstance(value, str):
             marked = self._control.pattern.sub(f"{self._open}\\g<0>{self._close}", value)
-            return marked + self._seam if self._control.ends_within(value) else marked
+            marked += self._seam if self._control.ends_within(value) else ""
+            return marked if marked == value else _Marked(marked, value)
         if isinstance(value, Generated):
             self._generated.append(value)
             return f"{self._ids_open}{len(self._generated) - 1}{self._ids_close}"
+        if isinstance(value, Marker):
+            return value.text
+        if isinstance(value, Joined):
+            joined = "".join(self.mark(below) for below in value.values)
+            if value.whole is not None:
+                self._wholes[joined] = self.mark(value.whole)
+            return joined
         if isinstance(value, dict):
             return {self.mark(key): self.mark(below) for key, below in value.items()}
         if isinstance(value, (list, tuple)):
@@ -81,6 +108,8 @@ class TextGuard:
 
     def pieces(self, rendered: str) -> Iterator[Piece]:
         """The rendered prompt in pieces, to be encoded one by one; empty ones are left out."""
+        for joined, whole in self._wholes.items():
+            rendered = rendered.replace(joined, whole)
         rendered, end = self._close_seams(rendered), 0
         for match in self._marked.finditer(rendered):
             if end < match.start():
@@ -111,12 +140,28 @@ class TextGuard:
         return "".join(kept)
 
 
+class _Marked(str):
+    """A marked string that templates search as if it had no marks, across control tokens too."""
+
+    def __new__(cls, marked: str, text: str) -> _Marked:
+        string = super().__new__(cls, marked)
+        string._text = text
+        return string
+
+    _text: str
+
+    def __contains__(self, part: object) -> bool:
+        return isinstance(part, str) and part in self._text
+
+
 def _strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
         for pair in value.items():
             yield from _strings(pair)
+    elif isinstance(value, Joined):
+        yield from _strings(value.values)
     elif isinstance(value, (list, tuple)):
         for below in value:
             yield from _strings(below)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,17 @@ if TYPE_CHECKING:
     import tokenizers
 
 FILE_NAME = "tokenizer.json"
+# The decoder of SentencePiece vocabularies, in the library's words.
+_REPLACE = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+_BYTES, _FUSE = {"type": "ByteFallback"}, {"type": "Fuse"}
+_STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+
+
+@dataclass(frozen=True)
+class ByteFallback:
+    """Tokens spell text with ``▁`` for a blank, or one byte as ``<0x0A>``."""
+
+    strips_first_space: bool
 
 
 class Tokenizer:
@@ -68,13 +80,28 @@ class Tokenizer:
         return _encode(self._library, text)
 
     def decode(self, ids: list[int], skip_special: bool = True) -> str:
-        """Text of ids; bytes that are not UTF-8 become U+FFFD."""
-        return self._library.decode(ids, skip_special_tokens=skip_special)
+        """Text of ids; bytes that are not UTF-8 become U+FFFD. Raises CheckpointDamaged."""
+        try:
+            return self._library.decode(ids, skip_special_tokens=skip_special) if ids else ""
+        except BaseException as error:  # a decoder that does not fit the vocabulary
+            why = _panic(error)
+        raise CheckpointDamaged("the tokenizer cannot turn tokens into text", why)
 
     @cached_property
     def is_byte_level(self) -> bool:
         """Whether every token is a string of bytes in the GPT-2 alphabet and nothing else."""
         return _state(self._library.decoder).get("type") == "ByteLevel"
+
+    @cached_property
+    def byte_fallback(self) -> ByteFallback | None:
+        """How tokens of a SentencePiece vocabulary with byte tokens spell text; None for others."""
+        state = _state(self._library.decoder)
+        decoders = state.get("decoders") if state.get("type") == "Sequence" else None
+        if not isinstance(decoders, list) or decoders[:3] != [_REPLACE, _BYTES, _FUSE]:
+            return None
+        if decoders[3:] not in ([], [_STRIP]):
+            return None
+        return ByteFallback(strips_first_space=decoders[3:] == [_STRIP])
 
     @cached_property
     def longest_token_bytes(self) -> int | None:
@@ -115,9 +142,15 @@ def _encode(library: tokenizers.Tokenizer, text: str) -> list[int]:
         return library.encode(text, add_special_tokens=False).ids
     except BaseException as error:
         # The library panics where its pattern matcher gives up, as at ten million spaces in a row.
-        if type(error).__name__ != "PanicException":
-            raise
-        raise Usage("the tokenizer cannot take this text", str(error)) from None
+        why = _panic(error)
+    raise Usage("the tokenizer cannot take this text", why)
+
+
+def _panic(error: BaseException) -> str:
+    """The message of a library's panic, which is no Exception. Any other error is raised again."""
+    if type(error).__name__ != "PanicException":
+        raise error
+    return str(error)
 
 
 def _state(component: Any) -> dict[str, Any]:

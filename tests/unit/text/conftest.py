@@ -4,12 +4,17 @@ import json
 import lzma
 import shutil
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
+from text_fixtures import CHAT, unpack
 
 import moechat
+from moechat.engine.text import TextModel
+from moechat.text import harmony, template_environment
 from moechat.text.chat_template import ChatTemplate
 from moechat.text.tokenizer import Tokenizer
 
@@ -61,3 +66,35 @@ def make_template(tmp_path: Path, tokenizer: Tokenizer) -> Callable[[str], ChatT
         return ChatTemplate.open(tmp_path, tokenizer)
 
     return make
+
+
+@pytest.fixture
+def recorded_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time at which the fixtures' prompts were rendered."""
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Clock:
+            return cls(2025, 6, 28, 12, 0, 0)
+
+    monkeypatch.setattr(template_environment, "datetime", Clock)
+
+
+@pytest.fixture(scope="session")
+def qwen3(tmp_path_factory: pytest.TempPathFactory) -> TextModel:
+    return TextModel.open(unpack("qwen3", tmp_path_factory.mktemp("qwen3")))
+
+
+@pytest.fixture(scope="session")
+def mistral_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.open(unpack("mistral_v3", tmp_path_factory.mktemp("mistral_v3")))
+
+
+@pytest.fixture(scope="session")
+def gptoss(folder: Path) -> TextModel:
+    """gpt-oss' template and control tokens over DeepSeek-V3's vocabulary."""
+    library = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    library.add_special_tokens([*harmony.MARKERS, *harmony.END_TOKENS])
+    source = (CHAT / "gptoss" / "chat_template.jinja").read_text(encoding="utf-8")
+    config = {"eos_token": "<|return|>", "bos_token": "<|startoftext|>"}
+    return TextModel.from_parts(library, config, source, origin="gpt-oss")

@@ -60,55 +60,61 @@ def test_a_control_token_does_not_part_a_character(
     assert [detokenizer.push(id_) for id_ in (first, 128803, second)] == ["", "", "é"]
 
 
-@pytest.fixture(scope="module")
-def byte_fallback(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """SentencePiece style: `▁` for a space, bytes as `<0xNN>`, the first space dropped."""
-    names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "▁a", "é", "▁word"]
+PIECES = ["▁", "a", "▁a", "é", "▁word"]
+
+
+def sentencepiece(folder: Path, *others: decoders.Decoder) -> Tokenizer:
+    """`▁` for a space, bytes as `<0xNN>`, and ``others`` after the usual decoders."""
+    names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *PIECES]
     library = tokenizers.Tokenizer(
         models.BPE({name: id_ for id_, name in enumerate(names)}, [], byte_fallback=True)
     )
-    library.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
-    folder: Path = tmp_path_factory.mktemp("byte_fallback")
+    usual = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    library.decoder = decoders.Sequence([*usual, *others])
     library.save(str(folder / "tokenizer.json"))
     return Tokenizer.open(folder)
 
 
-def test_other_decoders_join_to_the_library_decode(byte_fallback: Tokenizer) -> None:
-    assert not byte_fallback.is_byte_level
+DECODERS = {
+    "gemma": [],
+    "llama": [decoders.Strip(" ", 1, 0)],
+    "other": [decoders.Replace("#", "#")],
+}
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_other_decoders_join_to_the_library_decode(tmp_path: Path, name: str) -> None:
+    tokenizer = sentencepiece(tmp_path, *DECODERS[name])
+    assert not tokenizer.is_byte_level
+    assert (tokenizer.byte_fallback is None) == (name == "other")
     draw = random.Random(3)
     for _ in range(500):
         text = "".join(draw.choices(["a", " a", "é", " word", " ", "🙂", "龘"], k=12))
         ids: list[int] = []
         for character in text.replace(" ", "▁"):
-            known = byte_fallback.token_id(character)
+            known = tokenizer.token_id(character)
             ids += (
                 [1 + byte for byte in character.encode()]
                 if known is None or draw.random() < 0.3
                 else [known]
             )
-        detokenizer = Detokenizer(byte_fallback)
+        detokenizer = Detokenizer(tokenizer)
         increments = [detokenizer.push(token_id) for token_id in ids]
         assert "\ufffd" not in "".join(increments)
-        assert "".join(increments) + detokenizer.flush() == byte_fallback.decode(ids)
+        assert "".join(increments) + detokenizer.flush() == tokenizer.decode(ids)
 
 
-def test_other_decoders_flush_a_cut_character(byte_fallback: Tokenizer) -> None:
-    detokenizer = Detokenizer(byte_fallback)
+@pytest.mark.parametrize(("name", "shown"), [("llama", 1), ("other", 3)])
+def test_other_decoders_flush_a_cut_character(tmp_path: Path, name: str, shown: int) -> None:
+    detokenizer = Detokenizer(sentencepiece(tmp_path, *DECODERS[name]))
     increments = [detokenizer.push(1 + byte) for byte in "🙂".encode()[:3]]
     assert increments == ["", "", ""]
-    assert detokenizer.flush() == "\ufffd" * 3
+    assert detokenizer.flush() == "\ufffd" * shown
     assert detokenizer.flush() == ""
 
 
-def test_other_decoders_keep_a_short_window(byte_fallback: Tokenizer) -> None:
-    detokenizer = Detokenizer(byte_fallback)
+def test_other_decoders_keep_a_short_window(tmp_path: Path) -> None:
+    detokenizer = Detokenizer(sentencepiece(tmp_path, *DECODERS["other"]))
     longest = 0
     for _ in range(500):  # nothing but stray bytes: never a whole character
         detokenizer.push(1 + 0x80)
