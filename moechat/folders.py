@@ -18,6 +18,11 @@ def state_folder() -> Path:
     return _folder("XDG_STATE_HOME", ".local/state", "state")
 
 
+def cache_folder() -> Path:
+    """What can be made again. Not created here; raises Usage without any home."""
+    return _folder("XDG_CACHE_HOME", ".cache", "cache")
+
+
 def _folder(variable: str, below_home: str, own_name: str) -> Path:
     own_home = os.environ.get("MOECHAT_HOME")
     if own_home:

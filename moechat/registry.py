@@ -21,10 +21,13 @@ _SHIPPED = (_PACKAGE / _FILE_NAME, _PACKAGE.parent / _FILE_NAME)
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """A model with weights on this machine. ``entry`` is its models.toml table, if it has one."""
+    """A model with weights on this machine: a folder, or a GGUF file.
+
+    ``entry`` is its models.toml table, if it has one.
+    """
 
     name: str
-    folder: Path
+    path: Path
     entry: dict[str, Any] | None
 
 
@@ -47,7 +50,10 @@ class Registry:
         return _PACKAGE / package_data if package_data else None
 
     def resolve(self, name_or_path: str) -> ResolvedModel:
-        """A registry name, or else an existing folder. Raises ModelNotFound with what to do."""
+        """A registry name, or else an existing folder or GGUF file.
+
+        Raises ModelNotFound with what to do.
+        """
         if name_or_path in self.entries:
             return self._resolve_name(name_or_path)
         path = os.path.expanduser(name_or_path)
@@ -55,6 +61,9 @@ class Registry:
         if path and os.path.isdir(path):
             folder = Path(os.path.abspath(path))
             return ResolvedModel(folder.name, folder, None)
+        if path and os.path.isfile(path) and _is_gguf(path):
+            file = Path(os.path.abspath(path))
+            return ResolvedModel(file.name.removesuffix(".gguf"), file, None)
         raise self._not_found(name_or_path, path)
 
     def _resolve_name(self, name: str) -> ResolvedModel:
@@ -66,7 +75,7 @@ class Registry:
                 f"With the files in a folder: `moechat run /path/to/folder`, or put folder = "
                 f'"/path/to/folder" under [{name}] in {config_folder() / _FILE_NAME}',
             )
-        if not os.path.isdir(folder):
+        if not os.path.isdir(folder) and not os.path.isfile(folder):
             raise ModelNotFound(f"the weights of {name} are gone", f"there is no folder {folder}")
         return ResolvedModel(name, folder, entry)
 
@@ -74,7 +83,7 @@ class Registry:
         shown = ascii(name if len(name) <= 60 else name[:57] + "...")
         what = f"no model and no folder is called {shown}"
         if path and os.path.isfile(path):
-            what = f"{shown} is a file; a model is a folder or one of the names below"
+            what = f"{shown} is no GGUF file; a model is a folder, such a file, or one of the names below"
         close = difflib.get_close_matches(name[:60].lower(), self.entries, n=3)
         names = f"did you mean {' or '.join(close)}?" if close else ""
         known = f"known names: {', '.join(self.entries)}"
@@ -83,6 +92,17 @@ class Registry:
             f"{names} {known}".strip(),
             'The model comes before the question: `moechat run mini "…"`',
         )
+
+
+def _is_gguf(path: str) -> bool:
+    """By name, so that a damaged one is called so later, or by its first bytes."""
+    if path.endswith(".gguf"):
+        return True
+    try:
+        with open(path, "rb") as file:
+            return file.read(4) == b"GGUF"
+    except OSError:
+        return False
 
 
 def load_registry() -> Registry:

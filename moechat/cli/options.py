@@ -101,7 +101,7 @@ _SAMPLING_DEFAULT = "Default: the vendor's."
 ModelArgument = Annotated[
     str,
     typer.Argument(
-        help="A name that `moechat list` shows, or a folder in Hugging Face layout.",
+        help="A name that `moechat list` shows, a folder in Hugging Face layout, or a GGUF file.",
         metavar="MODEL",
         show_default=False,
     ),
@@ -109,7 +109,7 @@ ModelArgument = Annotated[
 RequiredModelArgument = Annotated[
     str,
     typer.Argument(
-        help="A name that `moechat list` shows, or a folder in Hugging Face layout.",
+        help="A name that `moechat list` shows, a folder in Hugging Face layout, or a GGUF file.",
         metavar="MODEL",
     ),
 ]

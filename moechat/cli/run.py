@@ -98,7 +98,7 @@ def run(
     }
     with Interrupt() as interrupt:
         text = "" if chat or batch else _read_prompt(prompt)
-        engine = open_engine(resolved.folder, **settings)
+        engine = open_engine(resolved.path, **settings)
         try:
             # The lines of a batch get the system text one by one.
             conversation = new_conversation(engine, "" if batch else system_text)
@@ -130,11 +130,11 @@ def run(
             engine.close()
 
 
-def open_engine(folder: Path, **settings: Any) -> Engine:
+def open_engine(path: Path, **settings: Any) -> Engine:
     """Engine.open, imported only now: tests put a scripted engine here."""
     from moechat.engine.engine import Engine
 
-    return Engine.open(folder, **settings)
+    return Engine.open(path, **settings)
 
 
 def new_conversation(engine: Engine, system: str) -> Conversation:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,6 @@ import typer
 from moechat.cli import options
 from moechat.cli.list import format_bytes
 
-_JSON_LIMIT_BYTES = 16_000_000
-_TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 _VALUE_COLUMN = 26
 _ENTRY_KEYS = ("architecture", "license", "source", "precision", "size_bytes")
 
@@ -32,6 +31,7 @@ def show(
       moechat show mini
       moechat show mini --json | jq .geometry.num_experts
       moechat show /path/to/folder
+      moechat show ./model.gguf
     """
     facts = _facts(model)
     if as_json:
@@ -53,11 +53,11 @@ def _facts(model: str) -> dict[str, Any]:
     facts: dict[str, Any] = {"name": model, "present": False}
     if entry is None or (folder is not None and os.path.isdir(folder)):
         resolved = registry.resolve(model)
-        facts |= {"name": resolved.name, "present": True, "folder": str(resolved.folder)}
-        folder = resolved.folder
+        facts |= {"name": resolved.name, "present": True, "folder": str(resolved.path)}
+        folder = resolved.path
     facts |= {key: entry[key] for key in _ENTRY_KEYS if entry and key in entry}
     if facts["present"] and folder is not None:
-        facts |= _facts_of_folder(folder)
+        facts |= _facts_of_files(folder)
     elif entry is not None:
         facts |= {key: entry[key] for key in ("geometry", "defaults", "files") if key in entry}
         limits = entry.get("limits")
@@ -68,36 +68,30 @@ def _facts(model: str) -> dict[str, Any]:
     return facts
 
 
-def _facts_of_folder(folder: Path) -> dict[str, Any]:
-    """What the folder's own files say. Raises as load_spec does."""
-    from moechat.engine.vendor_defaults import vendor_defaults
-    from moechat.json_file import read_json_object
-    from moechat.models.architectures import load_config, load_spec
+def _facts_of_files(path: Path) -> dict[str, Any]:
+    """What the model's own files say. Raises as their readers do."""
+    from moechat.engine.model_files import find_model_files
     from moechat.models.geometry import geometry
 
-    spec = load_spec(folder)
-    tokenizer = folder / "tokenizer_config.json"
-    in_tokenizer = tokenizer.exists() and "chat_template" in read_json_object(
-        tokenizer, _JSON_LIMIT_BYTES
-    )
-    files = _files(folder)
+    files = find_model_files(path)
+    spec = files.spec
     return {
-        "architecture": load_config(folder)["architectures"][0],
+        "architecture": files.architecture,
         "context_tokens": spec.context_tokens,
         "geometry": geometry(spec),
-        "defaults": vendor_defaults(folder),
-        "chat_template": in_tokenizer or any((folder / name).exists() for name in _TEMPLATE_FILES),
-        "files": files,
-        "size_bytes": sum(
-            file["size_bytes"] for file in files if file["name"].endswith(".safetensors")
-        ),
+        "defaults": files.vendor_defaults(),
+        "chat_template": files.has_chat_template(),
+        "files": _files(path) if path.is_dir() else _sizes(files.weight_files),
+        "size_bytes": sum(file.stat().st_size for file in files.weight_files),
     }
 
 
+def _sizes(files: Sequence[Path]) -> list[dict[str, Any]]:
+    return [{"name": file.name, "size_bytes": file.stat().st_size} for file in files]
+
+
 def _files(folder: Path) -> list[dict[str, Any]]:
-    with os.scandir(folder) as entries:
-        found = [(entry.name, entry.stat().st_size) for entry in entries if entry.is_file()]
-    return [{"name": name, "size_bytes": size_bytes} for name, size_bytes in sorted(found)]
+    return _sizes(sorted(path for path in folder.iterdir() if path.is_file()))
 
 
 def _kv_bytes(geometry: Any) -> dict[str, dict[str, int]]:

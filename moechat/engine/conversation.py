@@ -164,5 +164,5 @@ class Conversation:
                 self.turns = [*turns, answer]
 
     def _drop_end_token(self, ids: list[int]) -> None:
-        if ids and ids[-1] in (*self._engine.spec.end_ids, *self._engine.text.end_ids):
+        if ids and ids[-1] in self._engine.end_ids:
             ids.pop()

@@ -14,14 +14,18 @@ from moechat import _native
 from moechat.decode.worker import DecodeWorker
 from moechat.engine import flow
 from moechat.engine.loading import choose_instruction_set, load_model
+from moechat.engine.model_files import ModelFiles
 from moechat.engine.requests import ExtendRequest, GenerateRequest, Handle
 from moechat.engine.session import Session
-from moechat.engine.vendor_defaults import vendor_sampling
-from moechat.errors import BadParameter, EngineClosed, TextUnavailable, from_native
+from moechat.errors import (
+    BadParameter,
+    EngineClosed,
+    TextUnavailable,
+    from_native,
+)
 from moechat.prefill.worker import PrefillWorker
 from moechat.registry import load_registry
 from moechat.sample.params import SamplingParams
-from moechat.weights.mapped import Checkpoint
 
 if TYPE_CHECKING:
     from moechat.engine.text import TextModel
@@ -34,7 +38,7 @@ class Engine:
 
     def __init__(
         self,
-        folder: Path,
+        path: Path,
         *,
         name: str = "",
         compute: str = "bf16",
@@ -42,11 +46,10 @@ class Engine:
         context_tokens: int | None = None,
         channel_packets: int = CHANNEL_PACKETS,
     ) -> None:
-        self.name = name or folder.name
-        self.folder = folder
+        self.name = name or path.name
         self.compute = compute
         self.instruction_set = choose_instruction_set()
-        self.model = load_model(folder, compute)
+        self.model = load_model(path, compute)
         self.spec = self.model.spec
         self.context_tokens = _context(context_tokens, self.spec.context_tokens)
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
@@ -61,7 +64,7 @@ class Engine:
         self.prefill = PrefillWorker(self.model.native, pool, self.decode.channel)
         # Runs at close(), when the engine is dropped, and at interpreter exit.
         self._shut_down = weakref.finalize(
-            self, _shut_down, self._sessions, self.prefill, self.decode, self.model.checkpoint
+            self, _shut_down, self._sessions, self.prefill, self.decode, self.model.files
         )
 
     @classmethod
@@ -75,7 +78,7 @@ class Engine:
         kv: str = "native",
         context_tokens: int | None = None,
     ) -> Engine:
-        """Open a registry name or a folder in Hugging Face layout.
+        """Open a registry name, a folder in Hugging Face layout, or a GGUF file.
 
         ``compute`` is "bf16" or "exact" (float32 throughout). ``context_tokens`` defaults to the
         trained length. Raises ModelNotFound, CheckpointDamaged, ArchitectureUnsupported,
@@ -86,7 +89,7 @@ class Engine:
         _choice("kv", kv, ("native", "auto"))
         model = load_registry().resolve(str(source))
         return cls(
-            model.folder,
+            model.path,
             name=model.name,
             compute=compute,
             threads=threads,
@@ -100,23 +103,29 @@ class Engine:
 
     @functools.cached_property
     def text(self) -> TextModel:
-        """Tokenizer and chat template. Raises TextUnavailable when the folder has none."""
-        # Imported here: a model without text functions needs neither tokenizers nor jinja2.
-        from moechat.engine.text import TextModel
-
-        return TextModel.open(self.folder)
+        """Tokenizer and chat template. Raises TextUnavailable when the model has none."""
+        return self.model.files.text()
 
     @functools.cached_property
     def text_or_none(self) -> TextModel | None:
-        """``text``, or None when the folder has none."""
+        """``text``, or None when the model has none."""
         try:
             return self.text
         except TextUnavailable:
             return None
 
+    @functools.cached_property
+    def end_ids(self) -> tuple[int, ...]:
+        """Tokens that end an answer: those of the model's config and those of its text side."""
+        text = self.text_or_none
+        return tuple(dict.fromkeys((*self.spec.end_ids, *(text.end_ids if text else ()))))
+
     def default_sampling(self) -> SamplingParams:
-        """The vendor's defaults, neutral where generation_config.json says nothing."""
-        return vendor_sampling(self.folder)
+        """The vendor's defaults, neutral where the model's files say nothing.
+
+        Raises CheckpointDamaged.
+        """
+        return SamplingParams(**self.model.files.vendor_defaults())
 
     def session(self) -> Session:
         """A new, empty talk."""
@@ -163,13 +172,13 @@ def _shut_down(
     sessions: weakref.WeakSet[Session],
     prefill: PrefillWorker,
     decode: DecodeWorker,
-    checkpoint: Checkpoint,
+    files: ModelFiles,
 ) -> None:
     for session in list(sessions):
         session.cancel()
     prefill.close()
     decode.close()
-    checkpoint.close()
+    files.close()
 
 
 def _choice(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -174,7 +174,7 @@ def _start_generate(
 ) -> Generator[Event, None, Finished]:
     session, inbox = request.session, handle.inbox
     submitted_seconds = time.monotonic()
-    answer = Answer(engine.text_or_none, request.params.stop)
+    answer = Answer(engine.text_or_none, request.params.stop, session.timeline.ids)
     session.truncate(len(session) - 1)
     cached = len(session.cache)
     pending = session.timeline.ids[cached:]
@@ -195,7 +195,7 @@ def _start_generate(
         token=pending[-1],
         max_tokens=request.params.max_tokens or engine.context_tokens,
         context_tokens=engine.context_tokens,
-        end_ids=[] if request.params.ignore_end else list(engine.spec.end_ids),
+        end_ids=[] if request.params.ignore_end else list(engine.end_ids),
         done=done,
     )
     stats = TurnStats(new_prompt_tokens=len(pending), cached_prompt_tokens=cached, seed=seed)
@@ -236,7 +236,8 @@ def _generate_events(
                     break
                 session.timeline.extend([token_id])
                 token_seconds.append(seconds)
-                yield Token(token_id, answer.push(token_id))
+                shown = answer.push(token_id)
+                yield Token(token_id, shown, answer.reasoning)
                 if answer.stopped:
                     cancellation()
         while outcome is None:
@@ -256,9 +257,11 @@ def _generate_events(
         stats = replace(
             stats,
             decode_tokens=len(token_seconds),
+            reasoning_tokens=answer.num_reasoning_tokens,
             decode_seconds=token_seconds[-1] - started_seconds if token_seconds else 0.0,
             first_token_seconds=token_seconds[0] - submitted_seconds if token_seconds else 0.0,
         )
-    end = Finished(reason, answer.flush(), stats)
+    held_back = answer.flush()
+    end = Finished(reason, held_back, stats, reasoning=answer.reasoning)
     yield end
     return end

@@ -1,4 +1,4 @@
-"""A model becomes a native model: spec, mapped tensors, views by role."""
+"""A model's files become a native model: spec, mapped tensors, views by role."""
 
 from __future__ import annotations
 
@@ -6,46 +6,37 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moechat import _native
+from moechat.engine.model_files import ModelFiles, find_model_files
 from moechat.errors import from_native
-from moechat.models.architectures import bind_tensors, load_config, load_spec
 from moechat.models.spec import BoundTensor, LatentAttention, ModelSpec, MoeSpec
-from moechat.weights.mapped import Checkpoint
 
 Weight = _native.MatrixView | NDArray[np.float32]
 
 
-class Closeable(Protocol):
-    """Owner of mappings that a native model points into."""
-
-    def close(self) -> None:
-        """Let go of the mappings; each is unmapped when the last array on it is gone."""
-
-
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model ready to compute. ``checkpoint`` owns the mappings that ``native`` points into."""
+    """A model ready to compute. ``files`` own the mappings that ``native`` points into."""
 
     spec: ModelSpec
-    checkpoint: Closeable
+    files: ModelFiles
     native: _native.Model
 
 
-def load_model(folder: Path, compute: str) -> LoadedModel:
-    """Open ``folder`` (Hugging Face layout). Nothing is converted; only vectors are copied.
+def load_model(path: Path, compute: str) -> LoadedModel:
+    """Open a model folder or GGUF file. Nothing is converted; only vectors are copied.
 
     Raises ModelNotFound, CheckpointDamaged or ArchitectureUnsupported.
     """
-    spec = load_spec(folder)
-    checkpoint = Checkpoint.open(folder)
-    bound = bind_tensors(spec, checkpoint, load_config(folder))
+    files = find_model_files(path)
+    spec = files.spec
     try:
-        weights = {role: weight for tensor in bound for role, weight in _weights(tensor)}
+        weights = {role: weight for tensor in files.bind() for role, weight in _weights(tensor)}
         native = _native.Model(
             dims=_dims(spec),
             ropes=[
@@ -58,7 +49,7 @@ def load_model(folder: Path, compute: str) -> LoadedModel:
         )
     except _native.NativeError as error:
         raise from_native(*error.args) from error
-    return LoadedModel(spec, checkpoint, native)
+    return LoadedModel(spec, files, native)
 
 
 def choose_instruction_set() -> str:

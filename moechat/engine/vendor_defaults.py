@@ -14,18 +14,17 @@ _KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 def vendor_defaults(folder: Path) -> dict[str, Any]:
-    """Sampling parameters that the file sets; empty when there is no file."""
+    """Sampling parameters that the file sets; empty when there is no file.
+
+    Raises CheckpointDamaged when they cannot be used.
+    """
     path = folder / "generation_config.json"
     config = read_json_object(path, _LIMIT_BYTES) if path.exists() else {}
     if config.get("do_sample") is False:
         return {"temperature": 0.0}
-    return {key: config[key] for key in _KEYS if config.get(key) is not None}
-
-
-def vendor_sampling(folder: Path) -> SamplingParams:
-    """The defaults as parameters, neutral where the file says nothing. Raises CheckpointDamaged."""
+    defaults = {key: config[key] for key in _KEYS if config.get(key) is not None}
     try:
-        return SamplingParams(**vendor_defaults(folder))
+        SamplingParams(**defaults)
     except BadParameter as error:
-        path = folder / "generation_config.json"
         raise CheckpointDamaged(f"{path} cannot be used", error.what) from None
+    return defaults

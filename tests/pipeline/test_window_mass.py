@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from oracles import oracle_folder
@@ -10,17 +12,22 @@ from moechat import _native
 from moechat.engine.loading import load_model
 from moechat.kv.cache import KVCache
 from moechat.prefill.cpu import CpuPrefill
+from moechat.weights.mapped import Checkpoint
 
 LAYER = "model.layers.0."
 
 
 @pytest.fixture(scope="module")
 def model():
-    return load_model(oracle_folder("deepseek_v3_bf16"), "exact")
+    folder = oracle_folder("deepseek_v3_bf16")
+    loaded = load_model(folder, "exact")
+    return SimpleNamespace(
+        spec=loaded.spec, native=loaded.native, tensors=Checkpoint.open(folder).tensors
+    )
 
 
 def weight(model, name):
-    array = model.checkpoint.tensors[name].array
+    array = model.tensors[name].array
     wide = (array.astype(np.uint32) << 16).view(np.float32) if array.dtype == np.uint16 else array
     return wide.astype(np.float64)
 

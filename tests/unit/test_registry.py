@@ -12,7 +12,6 @@ from moechat.models.architectures import load_spec, read_spec, tensor_table
 from moechat.models.geometry import geometry
 from moechat.registry import load_registry
 
-
 # DeepSeek-V3's config.json where it differs from mini's.
 V3 = {
     "num_hidden_layers": 61,
@@ -55,7 +54,7 @@ def not_found(name):
 
 def test_mini_resolves_to_the_files_in_the_package():
     model = load_registry().resolve("mini")
-    assert (model.name, model.folder) == ("mini", MINI)
+    assert (model.name, model.path) == ("mini", MINI)
     assert model.entry["limits"]["context_tokens"] == 4096
 
 
@@ -106,8 +105,8 @@ def test_a_folder_resolves_to_itself_also_relative_or_with_a_tilde(tmp_path, mon
     monkeypatch.setenv("HOME", str(tmp_path))
     for text in ("./mini", "mini/", str(tmp_path / "mini"), "~/mini"):
         model = load_registry().resolve(text)
-        assert (model.name, model.folder, model.entry) == ("mini", tmp_path / "mini", None)
-    assert load_registry().resolve("mini").folder == MINI
+        assert (model.name, model.path, model.entry) == ("mini", tmp_path / "mini", None)
+    assert load_registry().resolve("mini").path == MINI
 
 
 def test_a_name_close_to_a_known_one_is_suggested():
@@ -143,7 +142,7 @@ def test_the_users_file_points_at_a_folder(own_file, tmp_path, relative):
     folder.mkdir()
     own_file.write_text(f'[deepseek-v3]\nfolder = "{"v3" if relative else folder}"\n')
     model = load_registry().resolve("deepseek-v3")
-    assert model.folder == folder
+    assert model.path == folder
     assert model.entry["geometry"]["num_layers"] == 61
 
 
@@ -158,7 +157,7 @@ def test_the_users_file_overlays_field_by_field_and_adds_models(own_file, tmp_pa
     )
     registry = load_registry()
     assert registry.entries["mini"]["defaults"] == {"temperature": 0.1, "top_p": 0.95}
-    assert registry.resolve("mine").folder == tmp_path
+    assert registry.resolve("mine").path == tmp_path
     assert registry.local_folder("deepseek-v3") is None
 
 

@@ -1,0 +1,174 @@
+"""A model as its files give it: a folder in Hugging Face layout, or GGUF. The one place that asks."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from moechat.engine.vendor_defaults import vendor_defaults
+from moechat.models.architectures import bind_tensors, load_config, load_spec
+from moechat.models.spec import BoundTensor, ModelSpec
+from moechat.weights.mapped import Checkpoint
+
+if TYPE_CHECKING:
+    from moechat.engine.text import TextModel
+    from moechat.weights.gguf_file import GGUFCheckpoint
+
+
+class ModelFiles(Protocol):
+    """What the engine and `moechat show` ask of a model's files. Errors are those of the readers."""
+
+    path: Path
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Dimensions and variation points."""
+
+    @property
+    def architecture(self) -> str:
+        """The architecture as the files call it."""
+
+    @property
+    def weight_files(self) -> list[Path]:
+        """Files that hold tensors."""
+
+    def bind(self) -> list[BoundTensor]:
+        """Map the weights and find every tensor of the model."""
+
+    def text(self) -> TextModel:
+        """Tokenizer and chat template. Raises TextUnavailable when there is none."""
+
+    def has_chat_template(self) -> bool:
+        """Whether ``text`` would find a template."""
+
+    def vendor_defaults(self) -> dict[str, Any]:
+        """Sampling parameters that the vendor set; empty when nothing is said."""
+
+    def close(self) -> None:
+        """Let go of the mappings; each is unmapped when the last array on it is gone."""
+
+
+def find_model_files(path: Path) -> ModelFiles:
+    """The model at ``path``: a GGUF file, a folder with one GGUF model, or a Hugging Face folder.
+
+    Nothing is read but names. Raises ModelNotFound for a folder with several GGUF models,
+    CheckpointDamaged when parts of a split one are missing.
+    """
+    from moechat.weights.gguf_find import find_gguf
+
+    parts = find_gguf(path)
+    return FolderFiles(path) if parts is None else GGUFFiles(path, parts)
+
+
+class FolderFiles:
+    """config.json, safetensors, tokenizer files."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._checkpoint: Checkpoint | None = None
+
+    @cached_property
+    def spec(self) -> ModelSpec:
+        """Raises as load_spec does."""
+        return load_spec(self.path)
+
+    @property
+    def architecture(self) -> str:
+        """config.json's first architecture."""
+        name: str = load_config(self.path)["architectures"][0]
+        return name
+
+    @property
+    def weight_files(self) -> list[Path]:
+        """All .safetensors files of the folder."""
+        return sorted(self.path.glob("*.safetensors"))
+
+    def bind(self) -> list[BoundTensor]:
+        """Raises ModelNotFound, CheckpointDamaged or ArchitectureUnsupported."""
+        spec = self.spec
+        self._checkpoint = Checkpoint.open(self.path)
+        return bind_tensors(spec, self._checkpoint, load_config(self.path))
+
+    def text(self) -> TextModel:
+        """From tokenizer.json, tokenizer_config.json and the template's file."""
+        # Imported here: a model without text functions needs neither tokenizers nor jinja2.
+        from moechat.engine.text import TextModel
+
+        return TextModel.open(self.path)
+
+    def has_chat_template(self) -> bool:
+        """Whether a file holds one."""
+        from moechat.errors import TextUnavailable
+        from moechat.text.template_source import read_config, read_template
+
+        try:
+            read_template(self.path, read_config(self.path))
+        except TextUnavailable:
+            return False
+        return True
+
+    def vendor_defaults(self) -> dict[str, Any]:
+        """From generation_config.json."""
+        return vendor_defaults(self.path)
+
+    def close(self) -> None:
+        """Unmap the weights."""
+        if self._checkpoint is not None:
+            self._checkpoint.close()
+
+
+class GGUFFiles:
+    """One GGUF file, or the parts of a split one: metadata, tokenizer and tensors together."""
+
+    def __init__(self, path: Path, parts: list[Path]) -> None:
+        self.path = path
+        self.weight_files = parts
+
+    @cached_property
+    def _checkpoint(self) -> GGUFCheckpoint:
+        from moechat.weights.gguf_file import GGUFCheckpoint
+
+        return GGUFCheckpoint.open(self.weight_files)
+
+    @cached_property
+    def spec(self) -> ModelSpec:
+        """From the metadata. Raises ArchitectureUnsupported, CheckpointDamaged."""
+        from moechat.models.gguf.config import read_spec
+
+        return read_spec(self._checkpoint)
+
+    @property
+    def architecture(self) -> str:
+        """general.architecture."""
+        from moechat.models.gguf.config import architecture_of
+
+        return architecture_of(self._checkpoint)
+
+    def bind(self) -> list[BoundTensor]:
+        """Raises CheckpointDamaged or ArchitectureUnsupported."""
+        from moechat.models.gguf.bind import bind_tensors
+
+        return bind_tensors(self.spec, self._checkpoint)
+
+    def text(self) -> TextModel:
+        """From the metadata."""
+        from moechat.engine.text import TextModel
+        from moechat.folders import cache_folder
+        from moechat.text.gguf_tokenizer import build_tokenizer, tokenizer_config
+
+        metadata, origin = self._checkpoint.metadata, self.weight_files[0]
+        library = build_tokenizer(metadata, origin, cache_folder())
+        return TextModel.from_parts(library, tokenizer_config(metadata), origin=str(origin))
+
+    def has_chat_template(self) -> bool:
+        """Whether the metadata hold one."""
+        return isinstance(self._checkpoint.metadata.get("tokenizer.chat_template"), str)
+
+    def vendor_defaults(self) -> dict[str, Any]:
+        """The format has no settled keys for them."""
+        return {}
+
+    def close(self) -> None:
+        """Unmap the file."""
+        self._checkpoint.close()
