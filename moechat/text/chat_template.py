@@ -139,8 +139,16 @@ class ChatTemplate:
         answer = Joined((parts.lead.lstrip("\n"), Generated(parts.answer_ids)))
         message: dict[str, Any] = {"role": turn.role, "content": answer}
         if parts.reasoning_ids:
-            message[field] = Generated(parts.reasoning_ids)
+            message[field] = self._thought(parts.reasoning_ids)
         return message
+
+    def _thought(self, ids: tuple[int, ...]) -> Joined:
+        """Thinking whose outer newlines are text, so that templates can strip them."""
+        inner = [self._tokenizer.decode([id_]).strip("\n") != "" for id_ in ids]
+        begin = inner.index(True) if True in inner else len(ids)
+        end = len(ids) - inner[::-1].index(True) if True in inner else begin
+        before, after = (self._tokenizer.decode(list(part)) for part in (ids[:begin], ids[end:]))
+        return Joined((before, Generated(ids[begin:end]), after))
 
     @cached_property
     def _names(self) -> tuple[frozenset[str], frozenset[str]]:
