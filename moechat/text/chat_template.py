@@ -143,11 +143,18 @@ class ChatTemplate:
         return message
 
     def _thought(self, ids: tuple[int, ...]) -> Joined:
-        """Thinking whose outer newlines are text, so that templates can strip them."""
-        inner = [self._tokenizer.decode([id_]).strip("\n") != "" for id_ in ids]
-        begin = inner.index(True) if True in inner else len(ids)
-        end = len(ids) - inner[::-1].index(True) if True in inner else begin
-        before, after = (self._tokenizer.decode(list(part)) for part in (ids[:begin], ids[end:]))
+        """Thinking whose first and last tokens are text where they hold its outer newlines.
+
+        Templates strip these and write their own: then the tokens come out as they were.
+        """
+        texts = [self._tokenizer.decode([id_]) for id_ in ids]
+        begin = 0
+        while begin < len(ids) and texts[begin].startswith("\n"):
+            begin += 1
+        end = len(ids)
+        while end > begin and texts[end - 1].endswith("\n"):
+            end -= 1
+        before, after = "".join(texts[:begin]), "".join(texts[end:])
         return Joined((before, Generated(ids[begin:end]), after))
 
     @cached_property

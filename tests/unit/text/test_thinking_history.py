@@ -37,6 +37,7 @@ def test_qwen3_drops_it_from_earlier_answers(qwen3: TextModel) -> None:
     assert qwen3.tokenizer.decode(last, skip_special=False).endswith(
         "<|im_start|>assistant\n<think>\nSimple sum.\n</think>\n\n4<|im_end|>\n"
     )
+    assert last[-len(turns[1].ids or ()) - 2 : -2] == list(turns[1].ids or ())
 
 
 def test_the_answer_keeps_its_ids(qwen3: TextModel) -> None:
