@@ -147,14 +147,11 @@ class ChatTemplate:
 
         Templates strip these and write their own: then the tokens come out as they were.
         """
-        texts = [self._tokenizer.decode([id_]) for id_ in ids]
-        begin = 0
-        while begin < len(ids) and texts[begin].startswith("\n"):
-            begin += 1
-        end = len(ids)
-        while end > begin and texts[end - 1].endswith("\n"):
-            end -= 1
-        before, after = "".join(texts[:begin]), "".join(texts[end:])
+        before, after, begin, end = "", "", 0, len(ids)
+        while begin < end and (text := self._tokenizer.decode([ids[begin]])).startswith("\n"):
+            before, begin = before + text, begin + 1
+        while begin < end and (text := self._tokenizer.decode([ids[end - 1]])).endswith("\n"):
+            after, end = text + after, end - 1
         return Joined((before, Generated(ids[begin:end]), after))
 
     @cached_property
