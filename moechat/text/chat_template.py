@@ -139,8 +139,20 @@ class ChatTemplate:
         answer = Joined((parts.lead.lstrip("\n"), Generated(parts.answer_ids)))
         message: dict[str, Any] = {"role": turn.role, "content": answer}
         if parts.reasoning_ids:
-            message[field] = Generated(parts.reasoning_ids)
+            message[field] = self._thought(parts.reasoning_ids)
         return message
+
+    def _thought(self, ids: tuple[int, ...]) -> Joined:
+        """Thinking whose first and last tokens are text where they hold its outer newlines.
+
+        Templates strip these and write their own: then the tokens come out as they were.
+        """
+        before, after, begin, end = "", "", 0, len(ids)
+        while begin < end and (text := self._tokenizer.decode([ids[begin]])).startswith("\n"):
+            before, begin = before + text, begin + 1
+        while begin < end and (text := self._tokenizer.decode([ids[end - 1]])).endswith("\n"):
+            after, end = text + after, end - 1
+        return Joined((before, Generated(ids[begin:end]), after))
 
     @cached_property
     def _names(self) -> tuple[frozenset[str], frozenset[str]]:
