@@ -83,7 +83,7 @@ class Registry:
         shown = ascii(name if len(name) <= 60 else name[:57] + "...")
         what = f"no model and no folder is called {shown}"
         if path and os.path.isfile(path):
-            what = f"{shown} is no GGUF file; a model is a folder, such a file, or one of the names below"
+            what = f"{shown} is no GGUF file; a model is such a file, a folder or a name below"
         close = difflib.get_close_matches(name[:60].lower(), self.entries, n=3)
         names = f"did you mean {' or '.join(close)}?" if close else ""
         known = f"known names: {', '.join(self.entries)}"

@@ -1,4 +1,4 @@
-"""A model as its files give it: a folder in Hugging Face layout, or GGUF. The one place that asks."""
+"""A model as its files give it: a folder in Hugging Face layout, or GGUF."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ModelFiles(Protocol):
-    """What the engine and `moechat show` ask of a model's files. Errors are those of the readers."""
+    """What the engine and `moechat show` ask of a model's files."""
 
     path: Path
 

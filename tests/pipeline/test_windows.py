@@ -1,4 +1,4 @@
-"""Sliding windows bound the cache; a rewind within the slack is free, one past it prefills again."""
+"""Sliding windows bound the cache; a rewind past the slack prefills again."""
 
 from __future__ import annotations
 
