@@ -13,7 +13,7 @@ import typer
 from moechat.cli import options
 from moechat.cli.list import format_bytes
 
-_VALUE_COLUMN = 26
+_VALUE_COLUMN = 28
 _ENTRY_KEYS = ("architecture", "license", "source", "precision", "size_bytes")
 
 

@@ -125,9 +125,17 @@ def test_anything_else_is_one_clear_line(text):
     assert "\n" not in message and "\x1b" not in message and len(message) < 400
 
 
-def test_a_file_is_not_a_model(tmp_path):
-    (tmp_path / "m.gguf").write_bytes(b"GGUF")
-    assert "is a file" in not_found(str(tmp_path / "m.gguf"))
+def test_a_gguf_file_is_a_model_by_its_name_or_its_first_bytes(tmp_path):
+    (tmp_path / "m.gguf").write_bytes(b"damaged")
+    (tmp_path / "blob").write_bytes(b"GGUF....")
+    for file, name in (("m.gguf", "m"), ("blob", "blob")):
+        model = load_registry().resolve(str(tmp_path / file))
+        assert (model.name, model.path, model.entry) == (name, tmp_path / file, None)
+
+
+def test_another_file_is_not_a_model(tmp_path):
+    (tmp_path / "m.bin").write_bytes(b"PK")
+    assert "is no GGUF file" in not_found(str(tmp_path / "m.bin"))
 
 
 def test_a_model_without_weights_says_size_repository_and_what_to_do(own_file):
