@@ -117,6 +117,13 @@ def test_control_tokens_in_a_message_are_text(conversation):
     assert ids[:2] == [0, 3]
 
 
+def test_a_model_without_switches_for_thinking_says_so(conversation):
+    assert conversation.switches() == []
+    with pytest.raises(Usage, match="cannot be told to think or not"):
+        conversation.set_switch("think", "off")
+    assert ask(conversation, "What is the capital of Norway?")[0].endswith("Oslo.")
+
+
 def test_a_given_talk(conversation):
     turns = [
         Turn("user", "My name is Lily."),

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from moechat.errors import NonFiniteLogits, PromptTooLong
+from moechat.errors import BadParameter, NonFiniteLogits, PromptTooLong, Usage
 from moechat.events import Event, Finished, PrefillProgress, Token, TurnStats
 from moechat.messages import Turn
 from moechat.sample.params import SamplingParams
@@ -23,6 +23,7 @@ class FakeConversation:
     def __init__(self) -> None:
         self.system, self.turns = "", []
         self.context_tokens, self.trained_context_tokens = 100, 4096
+        self._think: str | None = None
         self._cancelled = threading.Event()
 
     @property
@@ -51,6 +52,16 @@ class FakeConversation:
     def set_system(self, text: str) -> None:
         self.system = text
 
+    def set_switch(self, name: str, value: str | None) -> None:
+        if name != "think":
+            raise Usage("this model has no reasoning effort to set")
+        if value not in ("on", "off", None):
+            raise BadParameter("think cannot be that")
+        self._think = value
+
+    def switches(self) -> list[tuple[str, str | None]]:
+        return [("think", self._think)]
+
     def cancel(self) -> None:
         self._cancelled.set()
 
@@ -58,9 +69,10 @@ class FakeConversation:
         self, turns: list[Turn], params: SamplingParams, again: bool = False
     ) -> Iterator[Event]:
         self._cancelled.clear()
-        said, reason = [], "stop"
+        said, thought, reason = [], 0, "stop"
         for event in self._script(turns, params, again):
             said.append(event.text)
+            thought += bool(event.reasoning)
             yield event
             if self._cancelled.is_set() and turns[-1].text != "hang":
                 reason = "cancelled"
@@ -70,7 +82,8 @@ class FakeConversation:
             self.turns = [*turns, Turn("assistant", text)]
         tokens = len([piece for piece in said if piece])
         reason = "length" if turns[-1].text == "cut" else reason
-        yield Finished(reason, "", TurnStats(7, 3, 0.1, 0.1, tokens, 0.1, seed=42))
+        stats = TurnStats(7, 3, 0.1, 0.1, tokens + thought, 0.1, 42, thought)
+        yield Finished(reason, "", stats)
 
     def _script(self, turns: list[Turn], params: SamplingParams, again: bool) -> Iterator[Event]:
         text = turns[-1].text
@@ -78,6 +91,15 @@ class FakeConversation:
         if word in ("slow", "late"):
             for number in range(500):
                 yield Token(1, f"w{number} ")
+                self._cancelled.wait(0.02)
+        elif word == "think":
+            yield from (Token(1, "", piece) for piece in ("Let me\n", "\nsee: ", HOSTILE))
+            yield from (Token(1, piece) for piece in ("The **an", "swer**."))
+        elif word == "only-think":
+            yield Token(1, "", "hm")
+        elif word == "ponder":
+            for number in range(500):
+                yield Token(1, "", f"p{number} ")
                 self._cancelled.wait(0.02)
         elif word == "brief":
             for number in range(15):
@@ -111,7 +133,10 @@ def main(options: dict[str, Any]) -> int:
     from moechat.terminal.settings import Settings
 
     settings = Settings(SamplingParams(top_p=0.9), {"temperature": 0.5, "seed": None})
-    return run_chat(FakeConversation(), settings, model_name="mini", is_demo=True, **options)
+    conversation = FakeConversation()
+    for name, value in options.get("switches", {}).items():
+        conversation.set_switch(name, value)
+    return run_chat(conversation, settings, model_name="mini", is_demo=True, **options)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from typing import Any
 import pexpect
 import pyte
 
+pyte.graphics.TEXT[2] = "+blink"  # pyte knows no dim: nothing here blinks
 FAKES = Path(__file__).with_name("fakes.py")
 LIMIT_SECONDS = 10.0
 
@@ -50,6 +51,13 @@ class ChatScreen:
     @property
     def text(self) -> str:
         return "\n".join(self.lines)
+
+    @property
+    def dim_text(self) -> str:
+        """What is shown dim, line by line."""
+        rows = [*self.screen.history.top, *(self.screen.buffer[y] for y in range(30))]
+        lines = ["".join(row[x].data for x in range(100) if row[x].blink) for row in rows]
+        return "\n".join(line for line in lines if line)
 
     @property
     def is_ready(self) -> bool:

@@ -82,6 +82,20 @@ def test_results_come_in_order_with_the_input_index():
     assert (outcome.num_results, outcome.num_failed, outcome.next_line) == (3, 0, 4)
 
 
+def test_thinking_has_fields_of_its_own():
+    class Thinker(Echo):
+        def _events(self, text):
+            yield Token(1, "", "Let me ")
+            yield Token(1, "", "see.")
+            yield Token(1, text)
+            yield Finished("stop", "", TurnStats(3, 2, decode_tokens=4, reasoning_tokens=2))
+
+    _, (result,) = run(b"a\n", Thinker())
+    assert (result["text"], result["reasoning"]) == ("a", "Let me see.")
+    assert result["usage"]["completion_tokens"] == 4
+    assert result["usage"]["reasoning_tokens"] == 2
+
+
 @pytest.mark.parametrize(
     ("line", "name"),
     [

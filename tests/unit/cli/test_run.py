@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from moechat.cli import run as run_module
-from moechat.errors import NonFiniteLogits, PromptTooLong
+from moechat.errors import NonFiniteLogits, PromptTooLong, Usage
 from moechat.events import Token
 
 QUESTION = "What is the capital of Norway?"
@@ -156,6 +156,7 @@ def test_engine_flags_reach_the_engine(moechat):
         ("--kv", "int4"),
         ("--kv", "nonsense"),
         ("--stats", "all"),
+        ("--reasoning-effort", "extreme"),
     ],
 )
 def test_bad_flag_value_is_one_line_that_names_the_flag(moechat, flag, value):
@@ -194,6 +195,75 @@ def test_bad_system_file_is_one_line(moechat, tmp_path, content, code, name):
     result = moechat("run", "mini", "--system-file", str(file), "q")
     assert result.code == code
     assert f"[{name}]" in result.stderr and "system.txt" in result.stderr
+
+
+THINKING = [Token(5, "", "Hm."), Token(6, "Oslo.")]
+
+
+@pytest.mark.parametrize(
+    ("flags", "terminals", "shown"),
+    [
+        ((), "", False),
+        ((), "ie", False),  # the answer goes into a pipe: nobody watches
+        ((), "ioe", True),
+        ((), "io", False),
+        (("--think",), "ie", True),
+        (("--think",), "", False),
+        (("--no-think",), "ie", False),
+    ],
+)
+def test_thinking_is_for_people_on_stderr(moechat, monkeypatch, switches, flags, terminals, shown):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    moechat.engine.script = lambda text: THINKING
+    result = moechat("run", "mini", *flags, "--stats", "none", "q", terminals=terminals)
+    assert (result.code, result.stdout) == (0, "Oslo.\n")
+    assert result.stderr == ("\x1b[2mHm.\x1b[0m\n\n" if shown else "")
+
+
+@pytest.fixture
+def switches(moechat, monkeypatch):
+    """What the flags set in a conversation; its model has no reasoning effort."""
+    given = []
+
+    def set_switch(self, name, value):
+        if name == "reasoning_effort":
+            raise Usage("this model has no reasoning effort to set")
+        given.append((name, value))
+
+    conversation_class = run_module.new_conversation
+    monkeypatch.setattr(conversation_class, "set_switch", set_switch, raising=False)
+    return given
+
+
+def test_switches_reach_the_conversation(moechat, monkeypatch, switches):
+    moechat("run", "mini", "q")
+    assert switches == []
+    moechat("run", "mini", "--no-think", "q")
+    moechat("run", "mini", "--think", "--batch", stdin=b"q\n")
+    assert switches == [("think", "off"), ("think", "on")]
+    seen = {}
+
+    def chat(*_, **options):
+        seen.update(options)
+        return 0
+
+    monkeypatch.setattr("moechat.terminal.repl.run_chat", chat)
+    moechat("run", "mini", "--no-think", terminals="ioe")
+    assert seen["switches"] == {"think": "off"}
+
+
+def test_a_switch_that_the_model_lacks_is_one_line(moechat, switches):
+    result = moechat("run", "mini", "--reasoning-effort", "low", "q")
+    assert (result.code, result.stdout) == (2, "")
+    assert result.stderr == "error: this model has no reasoning effort to set. [usage]\n"
+    assert moechat.engine.closed == 1
+
+
+def test_thinking_in_a_batch(moechat):
+    moechat.engine.script = lambda text: THINKING
+    (row,) = map(json.loads, moechat("run", "mini", "--batch", stdin=b"a\n").stdout.splitlines())
+    assert (row["text"], row["reasoning"]) == ("Oslo.", "Hm.")
 
 
 def test_stats_go_to_stderr(moechat):
