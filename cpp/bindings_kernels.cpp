@@ -1,5 +1,5 @@
-// Binding of MatrixView, the dispatch table and the matrix products: every shape, dtype and bound
-// is checked here, so that no kernel has to.
+// Binding of the dispatch table and the matrix products: every shape, dtype and bound is checked
+// here, so that no kernel has to.
 #include "bindings_kernels.h"
 
 #include <algorithm>
@@ -11,6 +11,8 @@
 
 #include "bindings.h"
 #include "cpu/dispatch.h"
+#include "kernels/matmul/decode_row.h"
+#include "kernels/matmul/product.h"
 
 namespace py = pybind11;
 
@@ -19,84 +21,6 @@ namespace {
 
 using Inputs = const float* const*;
 using Outputs = float* const*;
-
-constexpr int64_t kMaxOrigin = int64_t{1} << 40;  // sums of an origin and a shape cannot overflow
-
-Format parse_format(const std::string& name) {
-  if (name == "f32") return Format::kF32;
-  if (name == "bf16") return Format::kBF16;
-  if (name == "fp8_block") return Format::kFP8Block;
-  throw Status("bad-argument", "format is 'f32', 'bf16' or 'fp8_block', not '" + name + "'");
-}
-
-const char* format_name(Format format) {
-  return format == Format::kF32 ? "f32" : format == Format::kBF16 ? "bf16" : "fp8_block";
-}
-
-void set_scale(MatrixView& view, const py::object& scale, const py::tuple& block) {
-  check(py::isinstance<py::array>(scale), "fp8_block needs a scale array");
-  const auto grid = py::reinterpret_borrow<py::array>(scale);
-  check(is_type(grid, 'f', 4) && grid.ndim() == 2, "scale must be a 2-D float32 array");
-  check(block.size() == 2, "block is (rows, columns)");
-  const auto block_rows = block[0].cast<int64_t>(), block_cols = block[1].cast<int64_t>();
-  constexpr int64_t kMaxBlock = std::numeric_limits<int32_t>::max();
-  check(block_rows >= 1 && block_cols >= 1 && block_rows <= kMaxBlock && block_cols <= kMaxBlock,
-        "a block needs at least one row and one column, at most 2^31 - 1");
-  const int64_t grid_rows = (view.row_origin + view.rows + block_rows - 1) / block_rows;
-  const int64_t grid_cols = (view.col_origin + view.cols + block_cols - 1) / block_cols;
-  if (grid.shape(0) < grid_rows || grid.shape(1) < grid_cols)
-    throw Status("bad-argument", "the scale grid needs " + std::to_string(grid_rows) + " x " +
-                                     std::to_string(grid_cols) +
-                                     " entries for this matrix, it has " +
-                                     std::to_string(grid.shape(0)) + " x " +
-                                     std::to_string(grid.shape(1)));
-  check((grid.shape(1) == 1 || grid.strides(1) == 4) &&
-            (grid.shape(0) == 1 || grid.strides(0) == 4 * grid.shape(1)),
-        "scale must be C-contiguous");
-  view.scale = static_cast<const uint8_t*>(grid.data());
-  view.scale_row_stride = grid.shape(1);
-  view.block_rows = static_cast<int32_t>(block_rows);
-  view.block_cols = static_cast<int32_t>(block_cols);
-}
-
-PyMatrixView make_view(const std::string& format, const py::array& data, const py::object& scale,
-                       const py::tuple& block, int64_t row_origin, int64_t col_origin) {
-  MatrixView view;
-  view.format = parse_format(format);
-  check(data.ndim() == 2, "data must have two dimensions");
-  if (!is_type(data, view.format == Format::kF32 ? 'f' : 'u', element_bytes(view.format)))
-    throw Status("bad-argument", "data has the wrong element type for format '" + format + "'");
-  view.rows = data.shape(0);
-  view.cols = data.shape(1);
-  check(view.rows >= 1, "a matrix needs at least one row");
-  if (view.cols < 1 || view.cols > kMaxColumns)
-    throw Status("bad-argument", "a matrix needs 1.." + std::to_string(kMaxColumns) +
-                                     " columns, not " + std::to_string(view.cols));
-  const int64_t bytes = element_bytes(view.format);
-  check(view.cols == 1 || data.strides(1) == bytes, "the rows of data must be contiguous");
-  check(view.rows == 1 || data.strides(0) >= view.cols * bytes, "the rows of data overlap");
-  check(row_origin >= 0 && col_origin >= 0 && row_origin <= kMaxOrigin && col_origin <= kMaxOrigin,
-        "an origin must lie in 0..2^40");
-  view.data = static_cast<const uint8_t*>(data.data());
-  view.row_stride_bytes = data.strides(0);
-  view.row_origin = row_origin;
-  view.col_origin = col_origin;
-  if (view.format == Format::kFP8Block)
-    set_scale(view, scale, block);
-  else
-    check(scale.is_none(), "only fp8_block has scales");
-  return {view, py::make_tuple(data, scale)};
-}
-
-PyMatrixView row_slice(const PyMatrixView& self, int64_t begin, int64_t count) {
-  check(begin >= 0 && count >= 1 && begin <= self.view.rows - count, "rows out of range");
-  return {self.view.row_slice(begin, count), self.owners};
-}
-
-PyMatrixView col_slice(const PyMatrixView& self, int64_t begin, int64_t count) {
-  check(begin >= 0 && count >= 1 && begin <= self.view.cols - count, "columns out of range");
-  return {self.view.col_slice(begin, count), self.owners};
-}
 
 // Row addresses of a 2-D float32 array whose rows are contiguous.
 template <typename Pointer>
@@ -147,9 +71,11 @@ py::array product(int64_t inputs, int64_t outputs, const py::array& x, int64_t b
   return y;
 }
 
+// The products of matmul.h, on the stored matrix.
 py::array gemv(const PyMatrixView& w, const py::array& x, const std::string& compute, int64_t begin,
                int64_t end, const py::object& out) {
   const Compute mode = parse_compute(compute);
+  check(!w.view.transposed, "gemv takes a row-major view; multiply takes any");
   check(x.ndim() != 2 || x.shape(0) <= kMaxGemvRows, "gemv takes 16 rows at most");
   return product(w.view.cols, w.view.rows, x, begin, end, out,
                  [&](const MatmulKernels& kernels, int64_t first, int64_t last, Inputs inputs,
@@ -162,6 +88,7 @@ py::array gemv(const PyMatrixView& w, const py::array& x, const std::string& com
 py::array gemm(const PyMatrixView& w, const py::array& x, const std::string& compute, int64_t begin,
                int64_t end, const py::object& out) {
   const Compute mode = parse_compute(compute);
+  check(!w.view.transposed, "gemm takes a row-major view; multiply takes any");
   return product(w.view.cols, w.view.rows, x, begin, end, out,
                  [&](const MatmulKernels& kernels, int64_t first, int64_t last, Inputs inputs,
                      int64_t rows, Outputs outputs, void* scratch) {
@@ -180,6 +107,36 @@ py::array gemv_transposed(const PyMatrixView& w, const py::array& x, const std::
                  });
 }
 
+// The products of product.h, on the weight.
+py::array multiply_weight(const PyMatrixView& w, const py::array& x, const std::string& compute,
+                          int64_t begin, int64_t end, const py::object& out) {
+  const Compute mode = parse_compute(compute);
+  return product(w.view.inputs(), w.view.outputs(), x, begin, end, out,
+                 [&](const MatmulKernels& kernels, int64_t first, int64_t last, Inputs inputs,
+                     int64_t rows, Outputs outputs, void* scratch) {
+                   multiply(kernels, w.view, first, last, mode, inputs, rows, outputs, scratch);
+                 });
+}
+
+py::array multiply_weight_transposed(const PyMatrixView& w, const py::array& x,
+                                     const std::string& compute, int64_t begin, int64_t end,
+                                     const py::object& out) {
+  const Compute mode = parse_compute(compute);
+  return product(w.view.outputs(), w.view.inputs(), x, begin, end, out,
+                 [&](const MatmulKernels& kernels, int64_t first, int64_t last, Inputs inputs,
+                     int64_t rows, Outputs outputs, void* scratch) {
+                   multiply_transposed(kernels, w.view, first, last, mode, inputs, rows, outputs,
+                                       scratch);
+                 });
+}
+
+py::array_t<float> decode_stored_row(const PyMatrixView& w, int64_t row) {
+  check(row >= 0 && row < w.view.rows, "row lies outside the matrix");
+  py::array_t<float> values(w.view.cols);
+  decode_row(w.view, row, values.mutable_data());
+  return values;
+}
+
 template <typename Function>
 void define_product(py::module_& m, const char* name, Function function, const char* doc) {
   m.def(name, function, doc, py::arg("view"), py::arg("x"), py::arg("compute"),
@@ -194,21 +151,16 @@ void register_kernels(py::module_& m) {
   m.def("active_instruction_set", [] { return std::string(active_instruction_set().name); });
   m.def("force_instruction_set", &force_instruction_set, py::arg("name"));
 
-  py::class_<PyMatrixView>(m, "MatrixView",
-                           "A weight matrix in place; see cpp/common/matrix_view.h.")
-      .def(py::init(&make_view), py::arg("format"), py::arg("data"), py::arg("scale") = py::none(),
-           py::arg("block") = py::make_tuple(128, 128), py::arg("row_origin") = 0,
-           py::arg("col_origin") = 0)
-      .def("row_slice", &row_slice, py::arg("begin"), py::arg("count"))
-      .def("col_slice", &col_slice, py::arg("begin"), py::arg("count"))
-      .def_property_readonly("rows", [](const PyMatrixView& self) { return self.view.rows; })
-      .def_property_readonly("cols", [](const PyMatrixView& self) { return self.view.cols; })
-      .def_property_readonly(
-          "format", [](const PyMatrixView& self) { return format_name(self.view.format); });
-
+  register_view(m);
   define_product(m, "gemv", &gemv, "y[r, n] = sum_k x[r, k] W[n, k], 1..16 rows.");
   define_product(m, "gemm", &gemm, "The same for any number of rows.");
   define_product(m, "gemv_transposed", &gemv_transposed, "y[r, k] = sum_n x[r, n] W[n, k].");
+  define_product(m, "multiply", &multiply_weight,
+                 "x [R, inputs] -> [R, outputs], whichever way round the weight is stored.");
+  define_product(m, "multiply_transposed", &multiply_weight_transposed,
+                 "x [R, outputs] -> [R, inputs].");
+  m.def("decode_row", &decode_stored_row, "A stored row as float32 [cols].", py::arg("view"),
+        py::arg("row"));
   register_vector_kernels(m);
 }
 

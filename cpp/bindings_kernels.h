@@ -1,4 +1,4 @@
-// Shared by the two kernel binding files.
+// Shared by the kernel binding files.
 #pragma once
 #include "bindings.h"
 
@@ -12,6 +12,8 @@ inline bool is_type(const pybind11::array& array, char kind, int64_t element_byt
          (order == '=' || order == '|' || order == '<');
 }
 
+// MatrixView.
+void register_view(pybind11::module_& m);
 // Vector, router, rope and reading kernels, for tests and measurements.
 void register_vector_kernels(pybind11::module_& m);
 

@@ -1,6 +1,7 @@
 // A weight is a view (design 3.4): checkpoint bytes in place, never converted or repacked.
 #pragma once
 #include <cstdint>
+#include <cstring>
 
 namespace moechat {
 
@@ -13,8 +14,9 @@ enum class Format : uint8_t {
   kFP8,    // e4m3, grid
   kMXFP4,  // e2m1 nibbles, low first, grid of 1 x 32 E8M0 (OCP MX specification 1.0)
   kInt4,   // nibbles, low first, value = code - 8; grid (compressed-tensors "pack-quantized")
-  kAWQ,    // transposed only: 8 outputs an int32 in the order 0 2 4 6 1 3 5 7, zero points, grid
-  kGPTQ,   // transposed only: 8 inputs an int32, low first, zero points (stored less one), grid
+  // Transposed only; grid of block_cols 1, zero points of 4 bits: value = (code - zero) * scale.
+  kAWQ,    // 8 outputs an int32 in the order 0 2 4 6 1 3 5 7 from the lowest nibble, zeros alike
+  kGPTQ,   // 8 inputs an int32, low first; zeros 8 outputs an int32, low first, stored less one
   // GGUF blocks: scales stand inside the block (ggml's quantisation formats).
   kQ8_0,        // 32: f16 d, 32 int8
   kQ4_0,        // 32: f16 d, 16 bytes; value = d * (code - 8), low nibbles first half
@@ -27,11 +29,15 @@ enum class Format : uint8_t {
 
 enum class ScaleType : uint8_t { kF32, kBF16, kF16, kE8M0 };
 
+[[gnu::always_inline]] constexpr int64_t scale_bytes(ScaleType type) {
+  return type == ScaleType::kF32 ? 4 : type == ScaleType::kE8M0 ? 1 : 2;
+}
+
 // Columns that one unit of a stored row holds, and its bytes.
 struct Unit {
   int64_t cols, bytes;
 };
-[[gnu::always_inline]] inline Unit unit_of(Format format) {
+[[gnu::always_inline]] constexpr Unit unit_of(Format format) {
   switch (format) {
     case Format::kF32: return {1, 4};
     case Format::kF16:
@@ -59,7 +65,10 @@ struct Unit {
 // [inputs, outputs] when `transposed`. Base and scales may be unaligned. `row_origin` and
 // `col_origin` place the view in its parent's scale grid, so that a slice whose edge lies inside a
 // block (the heads of kv_b_proj) still finds its scales. Stored columns stand `col_step` elements
-// apart (F32, F16 and BF16 only: gpt-oss interleaves gate and up).
+// apart (1 or 2; F32, F16 and BF16 only: gpt-oss interleaves gate and up).
+//
+// `cols` is a multiple of the unit, save that the last int32 of kInt4 may be partly used; so is
+// `col_origin`, and block_cols where a grid's blocks are narrower than the view.
 struct MatrixView {
   Format format = Format::kF32;
   bool transposed = false;
@@ -75,24 +84,33 @@ struct MatrixView {
   int32_t block_cols = 128;
   int64_t row_origin = 0;
   int64_t col_origin = 0;
-  const uint8_t* zeros = nullptr;          // kAWQ, kGPTQ: packed like 8 outputs an int32, a grid row
+  const uint8_t* zeros = nullptr;          // kAWQ, kGPTQ: 8 columns an int32, a row a grid row
   int64_t zeros_row_stride_bytes = 0;
   const uint8_t* group_index = nullptr;    // kGPTQ: int32 [rows], grid row of each input; or null
 
   [[gnu::always_inline]] int64_t outputs() const { return transposed ? cols : rows; }
   [[gnu::always_inline]] int64_t inputs() const { return transposed ? rows : cols; }
 
-  // Stored rows [begin, begin + count) as a view of their own. Not for kGPTQ.
+  // Row of the scale grid that stored row `row` uses.
+  [[gnu::always_inline]] int64_t grid_row(int64_t row) const {
+    if (group_index == nullptr) return (row + row_origin) / block_rows;
+    int32_t index;
+    std::memcpy(&index, group_index + 4 * row, sizeof index);
+    return index;
+  }
+
+  // Stored rows [begin, begin + count) as a view of their own; kGPTQ: multiples of 8.
   [[gnu::always_inline]] MatrixView row_slice(int64_t begin, int64_t count) const {
     MatrixView slice = *this;
-    slice.data += begin * row_stride_bytes;
+    slice.data += (format == Format::kGPTQ ? begin / 8 : begin) * row_stride_bytes;
     slice.rows = count;
     slice.row_origin += begin;
+    if (group_index != nullptr) slice.group_index += 4 * begin;
     return slice;
   }
 
-  // Stored columns [begin, begin + count) as a view of their own; `begin` is a multiple of the
-  // format's unit. Not for kAWQ and kGPTQ.
+  // Stored columns [begin, begin + count) as a view of their own; both are multiples of the
+  // format's unit (kGPTQ: of 8, for its zeros), save a kInt4 count that reaches the last column.
   [[gnu::always_inline]] MatrixView col_slice(int64_t begin, int64_t count) const {
     MatrixView slice = *this;
     const Unit unit = unit_of(format);

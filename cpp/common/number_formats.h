@@ -18,6 +18,12 @@ namespace moechat {
   return v;
 }
 
+[[gnu::always_inline]] inline uint32_t load_u32(const void* p) {
+  uint32_t v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+
 [[gnu::always_inline]] inline float bf16_to_f32(uint16_t bits) {
   const uint32_t wide = static_cast<uint32_t>(bits) << 16;
   return load_f32(&wide);
@@ -47,6 +53,37 @@ namespace moechat {
     bits = ((exponent + 120u) << 23) | (mantissa << 20);
   }
   bits |= sign;
+  return load_f32(&bits);
+}
+
+// IEEE 754 binary16, exact; NaN stays NaN.
+[[gnu::always_inline]] inline float f16_to_f32(uint16_t half) {
+  const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
+  const uint32_t exponent = (half >> 10) & 0x1fu, mantissa = half & 0x3ffu;
+  uint32_t bits;
+  if (exponent == 0) {
+    const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
+    std::memcpy(&bits, &magnitude, sizeof bits);
+  } else {
+    bits = ((exponent == 31 ? 255u : exponent + 112u) << 23) | (mantissa << 13);
+  }
+  bits |= sign;
+  return load_f32(&bits);
+}
+
+// E8M0 (OCP MX specification 1.0, section 5.4.1): 2^(code - 127); 255 is NaN. 2^-127 is denormal.
+[[gnu::always_inline]] inline float e8m0_to_f32(uint8_t code) {
+  const uint32_t bits = code == 0 ? 0x00400000u : code == 255 ? 0x7fc00000u : uint32_t{code} << 23;
+  return load_f32(&bits);
+}
+
+// E2M1 (the same, section 5.3.3): sign, then 0, 0.5, 1, 1.5, 2, 3, 4, 6. Takes the low four bits.
+[[gnu::always_inline]] inline float e2m1_to_f32(uint32_t code) {
+  const uint32_t exponent = (code >> 1) & 3u, mantissa = code & 1u;
+  const uint32_t magnitude = exponent > 0  ? ((exponent + 126u) << 23) | (mantissa << 22)
+                             : mantissa > 0 ? 0x3f000000u
+                                            : 0u;
+  const uint32_t bits = magnitude | ((code & 8u) << 28);
   return load_f32(&bits);
 }
 

@@ -15,7 +15,8 @@ constexpr int64_t kTransposedBlock = 128;     // a task reads whole cache lines 
 inline int64_t outputs_per_block(const MatrixView& w) {
   const int64_t block = w.transposed ? kTransposedBlock : kRowBlock;
   const Unit unit = unit_of(w.format);
-  const int64_t output_bytes = std::max<int64_t>(1, w.inputs() * unit.bytes / unit.cols);
+  const int64_t stored = w.format == Format::kGPTQ ? w.inputs() / 8 : w.inputs();
+  const int64_t output_bytes = std::max<int64_t>(1, stored * unit.bytes / unit.cols);
   return std::max<int64_t>(1, kBlockBytes / (output_bytes * block)) * block;
 }
 

@@ -48,7 +48,7 @@ constexpr ByteTables kTables = make_tables();
 // block, `odd` the pieces 1, 3, 5, 7 (byte unpacking works within 128-bit lanes); the activations
 // are laid out alike. Only the first n weights are read, zeros stand for the others.
 struct DecoderFP8 {
-  static constexpr Format kFormat = Format::kFP8Block;
+  static constexpr Format kFormat = Format::kFP8;
   __m512i high0 = _mm512_load_si512(kTables.high), high1 = _mm512_load_si512(kTables.high + 64);
   __m512i low0 = _mm512_load_si512(kTables.low), low1 = _mm512_load_si512(kTables.low + 64);
   __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
@@ -90,7 +90,7 @@ struct DecoderBF16 {
                                 : _mm512_setzero_ps();
     const __m256i bits = (__m256i)_mm512_cvtneps_pbh(v);
     uint16_t* block = out + piece / 4 * kBlock;
-    if (format == Format::kFP8Block) {
+    if (format == Format::kFP8) {
       uint16_t* even = block + piece % 4 * 8;
       _mm_storeu_si128(reinterpret_cast<__m128i*>(even), _mm256_castsi256_si128(bits));
       _mm_storeu_si128(reinterpret_cast<__m128i*>(even + 32), _mm256_extracti128_si256(bits, 1));

@@ -32,7 +32,7 @@ void pack_panel(const MatrixView& w, int64_t row, int64_t row_end, int64_t k0, i
           const uint8_t* p =
               w.data + (row + n + i) * w.row_stride_bytes + k * element_bytes(kFormat);
           tile[i] = count == kLanes ? decode<kFormat>(p) : decode<kFormat>(p, count);
-          if constexpr (kFormat == Format::kFP8Block) tile[i] = mul(tile[i], scale[i]);
+          if constexpr (kFormat == Format::kFP8) tile[i] = mul(tile[i], scale[i]);
         }
         transpose(tile);
         for (int64_t i = 0; i < count; ++i) store(packed + (k - k0 + i) * kPanel + n, tile[i]);
@@ -122,6 +122,7 @@ void gemm_format(const MatrixView& w, int64_t row_begin, int64_t row_end, Comput
 
 void gemm(const MatrixView& w, int64_t row_begin, int64_t row_end, Compute compute,
           const float* const* x, int64_t num_rows, float* const* y, void* scratch) {
+  if (!vectorised(w)) return kMatmulRef.gemm(w, row_begin, row_end, compute, x, num_rows, y, scratch);
   if (num_rows <= kMaxGemvRows)  // too few rows to pay for the transposition
     return gemv(w, row_begin, row_end, compute, x, static_cast<int>(num_rows), y, scratch);
   float* floats = static_cast<float*>(scratch);
@@ -130,7 +131,8 @@ void gemm(const MatrixView& w, int64_t row_begin, int64_t row_end, Compute compu
       return gemm_format<Format::kF32>(w, row_begin, row_end, compute, x, num_rows, y, floats);
     case Format::kBF16:
       return gemm_format<Format::kBF16>(w, row_begin, row_end, compute, x, num_rows, y, floats);
-    case Format::kFP8Block:
-      return gemm_format<Format::kFP8Block>(w, row_begin, row_end, compute, x, num_rows, y, floats);
+    case Format::kFP8:
+      return gemm_format<Format::kFP8>(w, row_begin, row_end, compute, x, num_rows, y, floats);
+    default: return;
   }
 }

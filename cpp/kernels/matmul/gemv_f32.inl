@@ -43,7 +43,7 @@ struct RowTile {
         _mm_prefetch(reinterpret_cast<const char*>(q + kRows * w.row_stride_bytes + byte),
                      _MM_HINT_T0);
       scale[i] = broadcast(gain<kFormat>(scales[i], g.scale_col));
-      if constexpr (kFormat == Format::kFP8Block) probe[i].add(q, kFull ? kGroup : g.count());
+      if constexpr (kFormat == Format::kFP8) probe[i].add(q, kFull ? kGroup : g.count());
       if constexpr (kSingle) continue;
       for (int64_t s = 0; s < steps; ++s)
         weight[i][s] = decode<kFormat, false>(q + s * kLanes * kElement);
@@ -114,6 +114,7 @@ void gemv_format(const MatrixView& w, int64_t row_begin, int64_t row_end, const 
 
 void gemv(const MatrixView& w, int64_t row_begin, int64_t row_end, Compute compute,
           const float* const* x, int num_rows, float* const* y, void* scratch) {
+  if (!vectorised(w)) return kMatmulRef.gemv(w, row_begin, row_end, compute, x, num_rows, y, scratch);
   float* inputs = static_cast<float*>(scratch);
   const int64_t stride = (w.cols + kLanes - 1) / kLanes * kLanes;
   for (int r = 0; r < num_rows; ++r) copy_inputs(x[r], w.cols, compute, inputs + r * stride);
@@ -122,7 +123,8 @@ void gemv(const MatrixView& w, int64_t row_begin, int64_t row_end, Compute compu
       return gemv_format<Format::kF32>(w, row_begin, row_end, inputs, stride, num_rows, y);
     case Format::kBF16:
       return gemv_format<Format::kBF16>(w, row_begin, row_end, inputs, stride, num_rows, y);
-    case Format::kFP8Block:
-      return gemv_format<Format::kFP8Block>(w, row_begin, row_end, inputs, stride, num_rows, y);
+    case Format::kFP8:
+      return gemv_format<Format::kFP8>(w, row_begin, row_end, inputs, stride, num_rows, y);
+    default: return;
   }
 }

@@ -41,7 +41,7 @@ template <Format kFormat, int kRows>
   }
   int64_t next_scales = n_begin;
   for (int64_t n = n_begin; n < n_end; ++n) {
-    if constexpr (kFormat == Format::kFP8Block)
+    if constexpr (kFormat == Format::kFP8)
       if (n == next_scales) {
         for (int v = 0; v < kOuterVectors; ++v)
           scale[v] = column_scales<kFormat>(w, n, col + v * kLanes, left[v]);
@@ -54,7 +54,7 @@ template <Format kFormat, int kRows>
       weight[v] = left[v] == kLanes ? decode<kFormat>(q)
                   : left[v] > 0     ? decode<kFormat>(q, left[v])
                                     : zero();
-      if constexpr (kFormat == Format::kFP8Block) weight[v] = mul(weight[v], scale[v]);
+      if constexpr (kFormat == Format::kFP8) weight[v] = mul(weight[v], scale[v]);
     }
     for (int r = 0; r < kRows; ++r) {
       const Lanes input = broadcast(inputs[r * kInputs + (n - n_begin)]);
@@ -91,14 +91,16 @@ void outer_format(const MatrixView& w, int64_t col_begin, int64_t col_end, Compu
 
 void gemv_transposed(const MatrixView& w, int64_t col_begin, int64_t col_end, Compute compute,
                      const float* const* x, int64_t num_rows, float* const* y, void* scratch) {
+  if (!vectorised(w)) return kMatmulRef.gemv_transposed(w, col_begin, col_end, compute, x, num_rows, y, scratch);
   float* inputs = static_cast<float*>(scratch);
   switch (w.format) {
     case Format::kF32:
       return outer_format<Format::kF32>(w, col_begin, col_end, compute, x, num_rows, y, inputs);
     case Format::kBF16:
       return outer_format<Format::kBF16>(w, col_begin, col_end, compute, x, num_rows, y, inputs);
-    case Format::kFP8Block:
-      return outer_format<Format::kFP8Block>(w, col_begin, col_end, compute, x, num_rows, y,
+    case Format::kFP8:
+      return outer_format<Format::kFP8>(w, col_begin, col_end, compute, x, num_rows, y,
                                              inputs);
+    default: return;
   }
 }

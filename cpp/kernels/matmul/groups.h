@@ -15,7 +15,7 @@ struct Groups {
   int64_t scale_col = 0;  // of this group, in the scale grid
 
   [[gnu::always_inline]] explicit Groups(const MatrixView& w) : cols_(w.cols), edge_(w.cols) {
-    if (w.format == Format::kFP8Block) {
+    if (w.format == Format::kFP8) {
       block_cols_ = w.block_cols;
       scale_col = w.col_origin / block_cols_;
       edge_ = block_cols_ - w.col_origin % block_cols_;
@@ -45,8 +45,8 @@ struct Groups {
 
 // The row of the scale grid that weight row `row` uses; null for formats without scales.
 [[gnu::always_inline]] inline const uint8_t* scale_row(const MatrixView& w, int64_t row) {
-  if (w.format != Format::kFP8Block) return nullptr;
-  return w.scale + 4 * ((row + w.row_origin) / w.block_rows * w.scale_row_stride);
+  if (w.format != Format::kFP8) return nullptr;
+  return w.scale + (row + w.row_origin) / w.block_rows * w.scale_row_stride_bytes;
 }
 
 }  // namespace moechat

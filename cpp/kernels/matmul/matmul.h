@@ -11,6 +11,9 @@
 // Decode class (gemv, and gemv_transposed): the bits of a row of y depend on that row of x, W and
 // the instruction set alone, never on the other rows nor on how the range was split (design 3.6).
 //
+// W is the stored matrix, whatever its orientation as a weight (product.h multiplies as a layer
+// means it).
+//
 // All pointers are to float; x[r] has K (or N) readable elements. Output ranges are absolute:
 // y[r][n] is written for n in [begin, end) and nothing else is touched. `scratch` has
 // kMatmulScratchBytes, aligned to 64, private to the calling thread. No allocation, no exceptions.
@@ -26,7 +29,7 @@ enum class Compute : uint8_t { kBF16, kExact };
 
 constexpr int kMaxGemvRows = 16;
 constexpr int64_t kMaxColumns = 32768;  // bindings refuse wider matrices
-constexpr size_t kMatmulScratchBytes = (kMaxGemvRows + 2) * kMaxColumns * 4;
+constexpr size_t kMatmulScratchBytes = (kMaxGemvRows + 5) * kMaxColumns * 4;
 
 struct MatmulKernels {
   void (*gemv)(const MatrixView& w, int64_t row_begin, int64_t row_end, Compute compute,

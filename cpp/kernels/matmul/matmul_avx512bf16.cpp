@@ -17,7 +17,7 @@ constexpr int kRowsTogether = 4;
 // kRows and num_rows are. With kSingle (one activation row) the weights never leave the registers.
 template <typename Decoder, int kRows>
 struct RowTile {
-  static constexpr int64_t kElement = Decoder::kFormat == Format::kFP8Block ? 1 : 2;
+  static constexpr int64_t kElement = Decoder::kFormat == Format::kFP8 ? 1 : 2;
 
   [[gnu::always_inline]] RowTile(const Decoder& decoder_, const MatrixView& w_, int64_t row_,
                                  const uint16_t* x_, int num_rows_)
@@ -52,7 +52,7 @@ struct RowTile {
         decoder(q + kBlock * kElement, count - kBlock, weight[i] + 2);
       }
       scale[i] = _mm512_set1_ps(
-          Decoder::kFormat == Format::kFP8Block ? load_f32(scales[i] + 4 * g.scale_col) : 1.0f);
+          Decoder::kFormat == Format::kFP8 ? load_f32(scales[i] + 4 * g.scale_col) : 1.0f);
     }
     for (int r = 0; r < (kSingle ? 1 : num_rows); ++r, input += kGroup) {
 #pragma GCC unroll 4
@@ -116,10 +116,12 @@ void gemv(const MatrixView& w, int64_t row_begin, int64_t row_end, Compute compu
           const float* const* x, int num_rows, float* const* y, void* scratch) {
   auto* inputs = static_cast<uint16_t*>(scratch);
   // Blocks narrower than a group would need more padding than the scratch has.
-  const bool narrow = w.format == Format::kFP8Block && w.block_cols < kGroup;
-  if (compute == Compute::kExact || w.format == Format::kF32 || narrow)
+  const bool narrow = w.format == Format::kFP8 && w.block_cols < kGroup;
+  const bool here = w.format == Format::kBF16 ||
+                    (w.format == Format::kFP8 && w.scale_type == ScaleType::kF32);
+  if (compute == Compute::kExact || !here || w.col_step != 1 || narrow)
     kMatmulAvx512.gemv(w, row_begin, row_end, compute, x, num_rows, y, scratch);
-  else if (w.format == Format::kFP8Block)
+  else if (w.format == Format::kFP8)
     gemv_format<DecoderFP8>(w, row_begin, row_end, x, num_rows, y, inputs);
   else
     gemv_format<DecoderBF16>(w, row_begin, row_end, x, num_rows, y, inputs);
