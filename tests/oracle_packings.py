@@ -16,7 +16,7 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def fp8_channel(weight: np.ndarray, scale_dtype: str) -> Packed:
-    """compressed-tensors float-quantized, strategy "channel": a scale a row, BF16 or F32 [rows, 1]."""
+    """compressed-tensors float-quantized by channel: BF16 or F32 scales [outputs, 1]."""
     scale = np.abs(weight).max(1, keepdims=True) / np.float32(FP8_MAX)
     stored_scale = Stored("F32", scale)
     if scale_dtype == "BF16":
@@ -47,7 +47,7 @@ def int4_packed(weight: np.ndarray, group: int, shape_dtype: str) -> Packed:
 
 
 def awq(weight: np.ndarray, group: int) -> Packed:
-    """AutoAWQ's GEMM layout: eight outputs an int32, interleaved; all parts are [inputs, outputs]."""
+    """AutoAWQ's GEMM layout: eight outputs an int32, interleaved; parts are [inputs, outputs]."""
     groups = np.arange(weight.shape[1]) // group
     codes, zeros, scale, values = _asymmetric(weight, groups, smallest_zero=0)
     parts = {
@@ -96,7 +96,7 @@ def _asymmetric(
 
 
 def _words(codes: np.ndarray, order: tuple[int, ...] = tuple(range(8))) -> np.ndarray:
-    """int32 [rows, cols / 8]; nibble k, from the low end, is the code at place order[k] of eight."""
+    """int32 [rows, cols / 8]; nibble k, the lowest first, is the code at place order[k] of 8."""
     eights = codes.astype(np.uint32).reshape(codes.shape[0], -1, 8)
     words = sum(eights[..., place] << (4 * k) for k, place in enumerate(order))
     return np.asarray(words, np.uint32).view(np.int32)
