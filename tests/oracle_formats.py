@@ -1,7 +1,6 @@
 """Number formats and safetensors files for the models that tests make: numpy only.
 
-Arrays that a file stores are numpy arrays; BF16 and F16 values, which numpy lacks or would convert,
-are passed as ``Stored(dtype, array of raw bits)``.
+Of types that numpy lacks, arrays hold the raw bits: uint16 for BF16, uint8 for FP8.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 
 
 class Stored(NamedTuple):
-    """A tensor as a file has it: safetensors' name of its type, and its bits."""
+    """A tensor as a file has it: safetensors' name of its type, and its elements."""
 
     dtype: str
     array: np.ndarray
