@@ -75,6 +75,8 @@ def test_dense_qwens_slide_from_max_window_layers_on(name):
         ("gemma3_text", {"layer_types": [FULL] * 4}, "layer_types"),
         ("gemma3_text", {"rope_local_base_freq": 1}, "rope_local_base_freq"),
         ("glm4_moe", {"partial_rotary_factor": 0}, "partial_rotary_factor"),
+        ("glm4_moe", {"partial_rotary_factor": 0.35}, "partial_rotary_factor"),
+        ("glm4_moe", {"partial_rotary_factor": 0.01}, "partial_rotary_factor"),
         ("glm4_moe", {"scoring_func": "softmax"}, "scoring_func"),
         ("glm4_moe", {"n_group": 3}, "n_group"),
         ("gpt_oss_bf16", {"rope_scaling": None}, "rope_scaling"),
