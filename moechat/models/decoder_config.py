@@ -105,6 +105,9 @@ def grouped_spec(
     ``windows`` and ``sparse`` (layers with experts) are one a layer; empty: none.
     """
     attention = grouped_attention(read)
+    rotated = int(attention.head_dim * rope.rotated_share)
+    if rotated < 2 or rotated % 2:
+        raise read.unsupported("partial_rotary_factor", "it must leave an even part of a head")
     layers = num_layers(read)
     return decoder_spec(
         read,

@@ -33,6 +33,8 @@ def softmax_experts(
 
 def grouped_experts(read: ConfigReader) -> MoeSpec:
     """Sigmoid scores, a correction for the choice, groups of experts: DeepSeek-V3's routing."""
+    read.only("scoring_func", "sigmoid")
+    read.only("topk_method", "noaux_tc")
     experts = num_experts(read, "n_routed_experts")
     groups, kept = expert_groups(read, experts)
     if groups > 1 and experts // groups < 2:

@@ -38,6 +38,8 @@ _HARMLESS = {
         "do_fuse",
         "exllama_config",
         "fuse_max_seq_len",
+        "ignore",
+        "lm_head",
         "modules_to_fuse",
         "modules_to_not_convert",
     ),

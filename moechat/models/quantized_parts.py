@@ -89,21 +89,21 @@ def _fp8(
     spec: TensorSpec, weight: TensorView, parts: StoredParts, block: tuple[int, int] | None
 ) -> BoundTensor | None:
     rows, cols = spec.shape
+    blocks = {_grid(spec.shape, block): block} if block else {}
     whole = {(1,): (rows, cols), (): (rows, cols)}
-    grids = {_grid(spec.shape, block): block} if block else {}
     scale = parts.find(spec.name + "_scale_inv")
     if scale is not None:
-        # Only blocks have this name; a scale in all is what a config without blocks means by it.
-        blocks = grids or whole
+        # The name is that of blocks; without blocks in the config it is one scale in all.
+        blocks = blocks or whole
+        if scale.shape not in blocks and not block:
+            raise _undescribed(scale)
     else:
+        blocks = {(rows, 1): (1, cols), **whole, **blocks}
         scale = parts.find(spec.name + "_scale")
-        blocks = {(rows, 1): (1, cols), **whole, **grids}
     if scale is None:
         parts.missing.append(spec.name + ("_scale_inv" if block else "_scale"))
         return None
     if scale.shape not in blocks:
-        if scale.shape and not block and scale.shape != (rows, 1):
-            raise _undescribed(scale)
         raise _misshapen(scale, *blocks)
     _check(scale, scale.shape, tuple(_PLAIN))
     return BoundTensor(spec=spec, format="fp8", data=weight, scale=scale, block=blocks[scale.shape])
@@ -151,20 +151,21 @@ def _gptq(
     outputs, inputs = spec.shape
     _check(packed, (_packed(inputs, packed), outputs), ("I32",))
     bound = _with_zeros(spec, "gptq", module, packed, parts, quantization)
-    index = parts.find(module + ".g_idx")
-    if bound is None or index is None:
+    name = module + ".g_idx"
+    if not quantization.act_order:
+        parts.find(name)  # input // group by definition; reading it would cost a page a layer
         return bound
-    _check(index, (inputs,), ("I32",))
-    # Without act_order it is input // group by definition, and not read: it is one page a layer.
-    if quantization.act_order:
-        groups = index.array
-        if groups.min() < 0 or groups.max() > (inputs - 1) // bound.block[0]:
-            raise CheckpointDamaged(
-                f"{index.file} is damaged", f"{index.name!a} names a group that does not exist"
-            )
-        if not np.array_equal(groups, np.arange(inputs) // bound.block[0]):
-            return replace(bound, group_index=index)
-    return bound
+    index = parts.need(name, (inputs,), ("I32",))
+    if bound is None or index is None:
+        return None
+    groups, group = index.array, bound.block[0]
+    if groups.min() < 0 or groups.max() > (inputs - 1) // group:
+        raise CheckpointDamaged(
+            f"{index.file} is damaged", f"{index.name!a} names a group that does not exist"
+        )
+    if np.array_equal(groups, np.arange(inputs) // group):
+        return bound
+    return replace(bound, group_index=index)
 
 
 def _with_zeros(

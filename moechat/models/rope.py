@@ -119,6 +119,8 @@ def read_scaling(section: ConfigReader, latent: bool = False) -> Scaling | None:
     key = "rope_type" if section.has("rope_type") else "type"
     if kinds:
         raise section.unsupported(key, "type says something else")
+    if not section.has(key) and section.has("factor"):
+        raise section.unsupported("rope_type", "a factor needs one")
     scaling: Scaling | None = None
     if kind == "linear":
         scaling = Linear(factor=_factor(section))

@@ -15,8 +15,6 @@ from moechat.models.spec import LayerSpec, ModelSpec
 def read_spec(read: ConfigReader, generation: ConfigReader) -> ModelSpec:
     """The model's dimensions. Raises ArchitectureUnsupported, naming the key."""
     read.only("model_type", "deepseek_v3", "kimi_k2")
-    read.only("scoring_func", "sigmoid")
-    read.only("topk_method", "noaux_tc")
     read.only("moe_layer_freq", 1)
     read.only("hidden_act", "silu")
     read.only("rope_interleave", True)
