@@ -1,88 +1,226 @@
-"""The plain float64 definition of formats and products, written without the kernels' code."""
+"""Random weights of every format as the kernels see them, and their products in float64."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from formats import (
+    BLOCKS,
+    E2M1_VALUES,
+    FP8_VALUES,
+    NAN_CODES,
+    awq_codes,
+    bf16_bits,
+    bf16_values,
+    decode_blocks,
+    f16_values,
+    gptq_codes,
+    nibbles,
+    scale_values,
+)
 from shapes import Shape
 
 from moechat import _native
 
-FORMATS = ("f32", "bf16", "fp8_block")
-NAN_CODES = (0x7F, 0xFF)
+
+@dataclass(frozen=True)
+class Variant:
+    """A format, and how its scales and columns stand; ``block`` None takes the shape's."""
+
+    format: str
+    scale_type: str | None = None
+    block: tuple[int, int] | None = None
+    transposed: bool = False
+    col_step: int = 1
+    indexed: bool = False  # gptq's group_index
+
+    def __str__(self) -> str:
+        block = "x".join(map(str, self.block or ()))
+        flags = [self.scale_type, block, "step2" * (self.col_step == 2), "indexed" * self.indexed]
+        return "-".join([self.format, *filter(None, flags)])
 
 
-def _fp8_value(code: int) -> float:
-    sign = -1.0 if code & 0x80 else 1.0
-    exponent, mantissa = code >> 3 & 15, code & 7
-    if exponent == 15 and mantissa == 7:
-        return float("nan")
-    if exponent == 0:
-        return sign * mantissa / 8 * 2.0**-6
-    return sign * (1 + mantissa / 8) * 2.0 ** (exponent - 7)
-
-
-FP8_VALUES = np.array([_fp8_value(code) for code in range(256)])
-
-
-def bf16_bits(x: np.ndarray) -> np.ndarray:
-    """uint16 bits of float32 x rounded to the nearest BF16, ties to even; x must be finite."""
-    low = x.astype(np.float32).view(np.uint32).astype(np.uint64)
-    down, rest = low >> 16, low & 0xFFFF
-    up = (rest > 0x8000) | ((rest == 0x8000) & (down & 1 == 1))
-    return (down + up).astype(np.uint16)
-
-
-def bf16_values(bits: np.ndarray) -> np.ndarray:
-    return (bits.astype(np.uint32) << 16).view(np.float32)
+F32, BF16, FP8 = Variant("f32"), Variant("bf16"), Variant("fp8", "f32")
+ONE_A_ROW = (1, 2**20)
+VARIANTS = [
+    F32, Variant("f16"), BF16, FP8, Variant("fp8", "bf16"), Variant("fp8", "f16", ONE_A_ROW),
+    Variant("fp8", "e8m0", (1, 32)),
+    Variant("mxfp4", "e8m0", (1, 32)), Variant("int4", "bf16", (1, 32)),
+    Variant("int4", "f16", (1, 64)), Variant("int4", "f32", (1, 128)),
+    *map(Variant, BLOCKS),
+    Variant("awq", "f16", (32, 1), transposed=True),
+    Variant("gptq", "f16", (128, 1), transposed=True),
+    Variant("gptq", "f16", (16, 1), transposed=True, indexed=True),
+    *(Variant(name, transposed=True, col_step=2) for name in ("f32", "f16", "bf16")),
+]  # fmt: skip
+DTYPES = {"f32": np.float32, "f16": np.uint16, "bf16": np.uint16, "e8m0": np.uint8}
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A matrix as the kernels see it, with its values in float64 [rows, cols]."""
+    """A matrix as the kernels see it, with its stored values in float64 [rows, cols]."""
 
     shape: Shape
-    format: str
+    variant: Variant
     data: np.ndarray
     scale: np.ndarray | None
+    zeros: np.ndarray | None
+    group_index: np.ndarray | None
     values: np.ndarray
     view: _native.MatrixView
 
+    def run(self, kernel: str, x: np.ndarray, compute: str, *args: object) -> np.ndarray:
+        """``kernel`` of matmul.h on the stored matrix, whichever its orientation as a weight."""
+        if self.variant.transposed and kernel != "gemv_transposed":
+            kernel = "multiply_transposed"
+        return getattr(_native, kernel)(self.view, x, compute, *args)
 
-def place(content: np.ndarray, shape: Shape) -> np.ndarray:
-    """The content with the gaps and the offset that the shape asks for; gaps hold 0xFF bytes."""
-    pitch = (shape.cols + shape.gap) * content.itemsize
-    room = np.full(shape.offset_bytes + shape.rows * pitch, 0xFF, np.uint8)
-    placed = np.ndarray(
-        content.shape, content.dtype, room, shape.offset_bytes, (pitch, content.itemsize)
+
+def units(variant: Variant) -> tuple[int, int]:
+    """Columns and rows that a view can be cut at multiples of."""
+    if variant.format in BLOCKS:
+        return BLOCKS[variant.format][0], 1
+    columns = {"mxfp4": 2, "int4": 8, "awq": 8, "gptq": 8}.get(variant.format, 1)
+    return columns, 8 if variant.format == "gptq" else 1
+
+
+def fit(shape: Shape, variant: Variant) -> Shape:
+    """The shape with its columns and origins rounded up to what the format can have."""
+    unit, row_unit = units(variant)
+
+    def up(n: int, unit: int) -> int:
+        return -(-n // unit) * unit
+
+    return replace(
+        shape,
+        rows=up(shape.rows, row_unit),
+        cols=shape.cols if variant.format in ("int4", "gptq") else up(shape.cols, unit),
+        col_origin=0 if variant.format in BLOCKS else up(shape.col_origin, unit),
+        block=variant.block or shape.block,
     )
+
+
+def place(content: np.ndarray, shape: Shape, col_step: int = 1) -> np.ndarray:
+    """The content with the gaps and the offset that the shape asks for; gaps hold 0xFF bytes.
+
+    Nothing stands behind the last element.
+    """
+    rows, items = content.shape
+    step = content.itemsize * col_step
+    pitch = items * step + shape.gap * content.itemsize
+    end = shape.offset_bytes + (rows - 1) * pitch + (items - 1) * step + content.itemsize
+    room = np.full(end, 0xFF, np.uint8)
+    placed = np.ndarray(content.shape, content.dtype, room, shape.offset_bytes, (pitch, step))
     placed[:] = content
     return placed
 
 
-def make_weight(shape: Shape, format: str, content: np.ndarray, scale: np.ndarray | None = None):
-    """A Weight of float32 values, BF16 bits or FP8 codes [rows, cols]."""
-    data = place(content, shape)
-    if format == "fp8_block":
-        row_block = (np.arange(shape.rows) + shape.row_origin) // shape.block[0]
-        col_block = (np.arange(shape.cols) + shape.col_origin) // shape.block[1]
-        if scale is None:
-            scale = np.ones((row_block[-1] + 1, col_block[-1] + 1), np.float32)
-        values = FP8_VALUES[content] * scale.astype(np.float64)[np.ix_(row_block, col_block)]
-    elif format == "bf16":
-        values = bf16_values(content).astype(np.float64)
-    else:
+def make_weight(
+    shape: Shape,
+    variant: Variant,
+    content: np.ndarray,
+    scale: np.ndarray | None = None,
+    zeros: np.ndarray | None = None,
+    group_index: np.ndarray | None = None,
+) -> Weight:
+    """A Weight of stored items; ``shape`` is one that fits. Grid scales are 1 unless given."""
+    data = place(content, shape, variant.col_step)
+    row_group = (np.arange(shape.rows) + shape.row_origin) // shape.block[0]
+    col_group = (np.arange(shape.cols) + shape.col_origin) // shape.block[1]
+    if group_index is not None:
+        row_group = group_index
+    if variant.scale_type is not None and scale is None:
+        one = {"f32": 1.0, "bf16": 0x3F80, "f16": 0x3C00, "e8m0": 127}[variant.scale_type]
+        grid = (row_group.max() + 1, col_group[-1] + 1)
+        scale = np.full(grid, one, DTYPES[variant.scale_type])
+    if variant.format in BLOCKS:
+        values = decode_blocks(variant.format, content)
+    elif variant.format == "f32":
         values = content.astype(np.float64)
-    view = _native.MatrixView(format, data, scale, shape.block, shape.row_origin, shape.col_origin)
-    return Weight(shape, format, data, scale, values, view)
+    elif variant.format == "bf16":
+        values = bf16_values(content).astype(np.float64)
+    elif variant.format == "f16":
+        values = f16_values(content)
+    else:
+        if variant.format == "fp8":
+            codes = FP8_VALUES[content]
+        elif variant.format == "mxfp4":
+            codes = E2M1_VALUES[nibbles(content)]
+        elif variant.format == "int4":
+            codes = nibbles(content)[:, : shape.cols] - 8
+        else:
+            unpack = awq_codes if variant.format == "awq" else gptq_codes
+            zero = awq_codes(zeros) if variant.format == "awq" else nibbles(zeros) + 1
+            columns = np.arange(shape.cols) + shape.col_origin
+            codes = unpack(content) - zero[np.ix_(row_group, columns)]
+        values = codes * scale_values(scale, variant.scale_type)[np.ix_(row_group, col_group)]
+    view = _native.MatrixView(
+        variant.format,
+        data,
+        scale,
+        shape.block,
+        shape.row_origin,
+        shape.col_origin,
+        cols=shape.cols,
+        scale_type=variant.scale_type,
+        zeros=zeros,
+        group_index=group_index,
+        transposed=variant.transposed,
+        col_step=variant.col_step,
+    )
+    return Weight(shape, variant, data, scale, zeros, group_index, values, view)
 
 
-def random_weight(shape: Shape, format: str, seed: int, kind: str = "normal") -> Weight:
-    """``kind``: normal, heavy (long tails), spike (one huge value), subnormal (FP8 codes 0..7)."""
+def random_scales(
+    generator: np.random.Generator, size: tuple[int, ...], scale_type: str, kind: str
+) -> np.ndarray:
+    """Stored scales; ``kind`` subnormal: below the type's normal range where that is above 1e-9."""
+    if scale_type == "e8m0":
+        return generator.integers(112, 120, size).astype(np.uint8)
+    if scale_type == "f16" and kind == "subnormal":
+        return generator.integers(1, 1024, size).astype(np.uint16)
+    values = np.exp(generator.uniform(-9, -5, size)).astype(np.float32)
+    if kind == "heavy":
+        values *= generator.standard_t(1.5, size).astype(np.float32)
+    if scale_type == "f16":
+        return values.astype(np.float16).view(np.uint16)
+    return bf16_bits(values) if scale_type == "bf16" else values
+
+
+def _random_blocks(generator: np.random.Generator, shape: Shape, format: str, kind: str):
+    cols, size = BLOCKS[format]
+    blocks = generator.integers(0, 256, (shape.rows, shape.cols // cols, size)).astype(np.uint8)
+    if format == "mxfp4_block":
+        blocks[..., :1] = random_scales(generator, (*blocks.shape[:2], 1), "e8m0", kind)
+    else:
+        begin = 208 if format == "q6_k" else 0
+        count = 2 if format in ("q4_k", "q5_k") else 1
+        halves = random_scales(generator, (*blocks.shape[:2], count), "f16", kind)
+        blocks[..., begin : begin + 2 * count] = halves.view(np.uint8)
+    return blocks.reshape(shape.rows, -1)
+
+
+def random_weight(shape: Shape, variant: Variant, seed: int, kind: str = "normal") -> Weight:
+    """``kind``: normal, heavy (long tails), spike (one huge value), subnormal (codes or scales)."""
     generator = np.random.default_rng(seed)
+    shape = fit(shape, variant)
     size = (shape.rows, shape.cols)
-    if format == "fp8_block":
+    if variant.format in BLOCKS:
+        return make_weight(shape, variant, _random_blocks(generator, shape, variant.format, kind))
+    if variant.scale_type is None:
+        values = activations(size, kind, seed + 1) * np.float32(0.05)
+        if variant.format == "f16":
+            values = np.clip(values, -6e4, 6e4).astype(np.float16).view(np.uint16)
+        return make_weight(
+            shape, variant, bf16_bits(values) if variant.format == "bf16" else values
+        )
+    grid = (
+        (shape.row_origin + shape.rows - 1) // shape.block[0] + 1,
+        (shape.col_origin + shape.cols - 1) // shape.block[1] + 1,
+    )
+    scale = random_scales(generator, grid, variant.scale_type, kind)
+    if variant.format == "fp8":
         codes = generator.integers(0, 127, size) | generator.integers(0, 2, size) << 7
         if kind == "normal":  # magnitudes within a factor of 64, as in a checkpoint
             codes = generator.integers(0x20, 0x50, size) | generator.integers(0, 2, size) << 7
@@ -91,14 +229,72 @@ def random_weight(shape: Shape, format: str, seed: int, kind: str = "normal") ->
         elif kind == "spike":
             codes[:] = 0x08
             codes[shape.rows // 2, shape.cols // 2] = 0xFE
-        grid = (
-            (shape.row_origin + shape.rows - 1) // shape.block[0] + 1,
-            (shape.col_origin + shape.cols - 1) // shape.block[1] + 1,
-        )
-        scale = np.exp(generator.uniform(-9, -5, grid)).astype(np.float32)
-        return make_weight(shape, format, codes.astype(np.uint8), scale)
-    values = activations(size, kind, seed + 1) * np.float32(0.05)
-    return make_weight(shape, format, values if format == "f32" else bf16_bits(values))
+        return make_weight(shape, variant, codes.astype(np.uint8), scale)
+
+    def words(*size: int) -> np.ndarray:
+        return generator.integers(-(2**31), 2**31, size).astype(np.int32)
+
+    if variant.format == "mxfp4":
+        data = words(shape.rows, shape.cols).view(np.uint8)[:, : shape.cols // 2]
+        return make_weight(shape, variant, data, scale)
+    if variant.format == "int4":
+        return make_weight(shape, variant, words(shape.rows, -(-shape.cols // 8)), scale)
+    data = words(shape.rows, shape.cols // 8)
+    if variant.format == "gptq":
+        data = words(shape.rows // 8, shape.cols)
+    index = None
+    if variant.indexed:
+        index = generator.integers(0, grid[0], shape.rows, np.int32)
+        index[1] = grid[0] - 1
+    return make_weight(shape, variant, data, scale, words(grid[0], -(-grid[1] // 8)), index)
+
+
+def _first_halves(variant: Variant) -> slice:
+    """Where a GGUF block's first scale stands."""
+    if variant.format == "mxfp4_block":
+        return slice(0, 1)
+    return slice(208, 210) if variant.format == "q6_k" else slice(0, 2)
+
+
+def with_scales(shape: Shape, variant: Variant, choices: dict[str, np.ndarray]) -> Weight:
+    """A random weight whose scales are drawn from ``choices``, by scale type."""
+    weight = random_weight(shape, variant, 31)
+    generator = np.random.default_rng(32)
+    if variant.format in BLOCKS:
+        scale_type = "e8m0" if variant.format == "mxfp4_block" else "f16"
+        size = BLOCKS[variant.format][1]
+        content = weight.data.reshape(weight.shape.rows, -1, size).copy()
+        scale = generator.choice(choices[scale_type], (*content.shape[:2], 1))
+        content[..., _first_halves(variant)] = scale.view(np.uint8)
+        return make_weight(weight.shape, variant, content.reshape(weight.shape.rows, -1))
+    if variant.scale_type is None:
+        return weight
+    scale = generator.choice(choices[variant.scale_type], weight.scale.shape)
+    return _with(weight, weight.data, scale)
+
+
+def with_nan(weight: Weight) -> Weight:
+    """The weight with one NaN: in a code where the format has one, else in a scale."""
+    variant, data, scale = weight.variant, np.array(weight.data), weight.scale
+    row, col = len(data) - 1, data.shape[1] * 3 // 4
+    if variant.scale_type is None and variant.format not in BLOCKS:
+        data[row, col] = {"f32": np.nan, "bf16": 0x7FC1, "f16": 0x7E01}[variant.format]
+    elif variant.format == "fp8":
+        data[row, col] = NAN_CODES[1]
+    elif variant.format in BLOCKS:
+        size = BLOCKS[variant.format][1]
+        blocks = data.reshape(len(data), -1, size)
+        nan = [0xFF] if variant.format == "mxfp4_block" else [0x01, 0x7E]
+        blocks[row, -1, _first_halves(variant)] = nan
+    else:
+        scale = scale.copy()
+        nan = {"f32": np.nan, "bf16": 0x7FC1, "f16": 0x7E01, "e8m0": 255}[variant.scale_type]
+        scale[-1, -1] = nan
+    return _with(weight, data, scale)
+
+
+def _with(weight: Weight, data: np.ndarray, scale: np.ndarray | None) -> Weight:
+    return make_weight(weight.shape, weight.variant, data, scale, weight.zeros, weight.group_index)
 
 
 def activations(size: tuple[int, int], kind: str, seed: int) -> np.ndarray:

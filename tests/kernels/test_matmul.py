@@ -6,17 +6,22 @@ from functools import cache
 
 import numpy as np
 import pytest
+from formats import FP8_VALUES
 from reference import (
-    FORMATS,
-    FP8_VALUES,
-    NAN_CODES,
+    BF16,
+    F32,
+    FP8,
+    VARIANTS,
+    Variant,
     Weight,
     activations,
     make_weight,
     product,
     random_weight,
+    with_nan,
+    with_scales,
 )
-from shapes import GEMM_ROWS, SHAPES, Shape
+from shapes import GEMM_ROWS, PLACED_SHAPES, RAGGED_SHAPES, SHAPES, Shape
 from tolerances import COSINE_DISTANCE, product_bound
 
 from moechat import _native
@@ -26,8 +31,8 @@ COMPUTES = ("bf16", "exact")
 
 
 @cache
-def case(shape: Shape, format: str, kind: str = "normal") -> Weight:
-    return random_weight(shape, format, seed=17, kind=kind)
+def case(shape: Shape, variant: Variant, kind: str = "normal") -> Weight:
+    return random_weight(shape, variant, seed=17, kind=kind)
 
 
 def num_inputs(weight: Weight, kernel: str) -> int:
@@ -35,46 +40,59 @@ def num_inputs(weight: Weight, kernel: str) -> int:
 
 
 @cache
-def expected(shape: Shape, format: str, kernel: str, compute: str, num_rows: int, kinds=()):
+def expected(shape: Shape, variant: Variant, kernel: str, compute: str, num_rows: int, kinds=()):
     weight_kind, x_kind = kinds or ("normal", "normal")
-    weight = case(shape, format, weight_kind)
+    weight = case(shape, variant, weight_kind)
     x = activations((num_rows, num_inputs(weight, kernel)), x_kind, seed=num_rows)
     return weight, x, *product(weight, x, compute, kernel == "gemv_transposed")
 
 
-def check(shape: Shape, format: str, kernel: str, compute: str, num_rows: int, kinds=()) -> None:
-    weight, x, wanted, magnitude = expected(shape, format, kernel, compute, num_rows, kinds)
-    y = getattr(_native, kernel)(weight.view, x, compute)
-    label = f"{kernel} {compute} {num_rows} rows {shape}"
+def check(
+    shape: Shape, variant: Variant, kernel: str, compute: str, num_rows: int, kinds=()
+) -> None:
+    weight, x, wanted, magnitude = expected(shape, variant, kernel, compute, num_rows, kinds)
+    y = weight.run(kernel, x, compute)
+    label = f"{variant} {kernel} {compute} {num_rows} rows {shape}"
     error = np.abs(y - wanted)
-    bound = product_bound(format, x.shape[1], magnitude)
+    bound = product_bound(variant.format, x.shape[1], magnitude)
     worst = np.unravel_index(np.argmax(error - bound), error.shape)
     assert (error <= bound).all(), f"{label}: {worst} is {y[worst]}, not {wanted[worst]}"
     lengths = np.linalg.norm(y.astype(np.float64)) * np.linalg.norm(wanted)
     if y.size > 1 and lengths > 0:
         distance = 1 - np.vdot(y.astype(np.float64), wanted) / lengths
-        assert distance <= COSINE_DISTANCE[format], f"{label}: cosine distance {distance}"
+        assert distance <= COSINE_DISTANCE, f"{label}: cosine distance {distance}"
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("variant", [F32, BF16, FP8], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-def test_products_match_float64(isa: str, shape: Shape, format: str) -> None:
+def test_products_match_float64(isa: str, shape: Shape, variant: Variant) -> None:
     for kernel in KERNELS:
         for compute in COMPUTES:
             for num_rows in (1, 3):
-                check(shape, format, kernel, compute, num_rows)
+                check(shape, variant, kernel, compute, num_rows)
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_every_format_matches_float64(isa: str, variant: Variant) -> None:
+    for shape in [*RAGGED_SHAPES, *PLACED_SHAPES]:
+        if shape.cols > 700 and shape.rows > 1:
+            continue
+        for kernel in KERNELS:
+            for num_rows in (1, 3):
+                compute = COMPUTES[(shape.rows + shape.cols + num_rows) % 2]
+                check(shape, variant, kernel, compute, num_rows)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_every_number_of_rows(isa: str, kernel: str, format: str) -> None:
+def test_every_number_of_rows(isa: str, kernel: str, variant: Variant) -> None:
     shape = Shape("rows", 37, 136, row_origin=100, col_origin=57)
     for num_rows in range(1, 17) if kernel == "gemv" else GEMM_ROWS:
         for compute in COMPUTES:
-            check(shape, format, kernel, compute, num_rows)
+            check(shape, variant, kernel, compute, num_rows)
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
 @pytest.mark.parametrize(
     "kinds",
     [
@@ -87,18 +105,34 @@ def test_every_number_of_rows(isa: str, kernel: str, format: str) -> None:
     ],
     ids=" x ".join,
 )
-def test_difficult_values(isa: str, format: str, kinds: tuple[str, str]) -> None:
+def test_difficult_values(isa: str, variant: Variant, kinds: tuple[str, str]) -> None:
     for kernel in KERNELS:
         for compute in COMPUTES:
-            check(Shape("values", 40, 328), format, kernel, compute, 2, kinds)
+            check(Shape("values", 40, 328), variant, kernel, compute, 2, kinds)
 
 
 def test_bf16_and_exact_differ(isa: str) -> None:
-    weight = case(Shape("values", 40, 328), "f32")
+    weight = case(Shape("values", 40, 328), F32)
     x = activations((1, 328), "normal", 1)
     for kernel in ("gemv", "gemm"):
-        run = getattr(_native, kernel)
-        assert (run(weight.view, x, "bf16") != run(weight.view, x, "exact")).any()
+        assert (weight.run(kernel, x, "bf16") != weight.run(kernel, x, "exact")).any()
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize("kind", ["normal", "subnormal"])
+def test_one_hot_inputs_give_the_weights_themselves(isa: str, variant: Variant, kind: str) -> None:
+    weight = case(Shape("one_hot", 19, 139, row_origin=7, col_origin=24, gap=3), variant, kind)
+    wanted = weight.values.astype(np.float32)
+    by_row, by_column = (np.eye(n, dtype=np.float32) for n in wanted.shape)
+    for compute in COMPUTES:
+        y = weight.run("gemm", by_column, compute)
+        np.testing.assert_array_equal(y.T, wanted)
+        y = weight.run("gemv_transposed", by_row, compute)
+        np.testing.assert_array_equal(y, wanted)
+        for k in range(0, len(by_column), 11):
+            for num_rows in (1, 5):
+                y = weight.run("gemv", by_column[k : k + num_rows], compute)
+                np.testing.assert_array_equal(y.T, wanted[:, k : k + num_rows])
 
 
 @pytest.mark.parametrize("compute", COMPUTES)
@@ -106,37 +140,62 @@ def test_bf16_and_exact_differ(isa: str) -> None:
 def test_every_fp8_code_at_every_lane(isa: str, compute: str, position: int) -> None:
     codes = np.zeros((256, 72), np.uint8)
     codes[:, position] = np.arange(256)
-    weight = make_weight(Shape("codes", 256, 72), "fp8_block", codes)
+    weight = make_weight(Shape("codes", 256, 72), FP8, codes)
     for num_rows in (1, 2):
         x = np.ones((num_rows, 72), np.float32)
         for kernel in ("gemv", "gemm"):
-            y = getattr(_native, kernel)(weight.view, x, compute)
-            for row in y:
+            for row in weight.run(kernel, x, compute):
                 np.testing.assert_array_equal(row, FP8_VALUES.astype(np.float32))
-    across = make_weight(
-        Shape("across", 2, 256), "fp8_block", np.array([[0] * 256, range(256)], np.uint8)
-    )
-    y = _native.gemv_transposed(across.view, np.ones((3, 2), np.float32), compute)
-    for row in y:
+    across = make_weight(Shape("across", 2, 256), FP8, np.array([[0] * 256, range(256)], np.uint8))
+    for row in across.run("gemv_transposed", np.ones((3, 2), np.float32), compute):
         np.testing.assert_array_equal(row, FP8_VALUES.astype(np.float32))
 
 
-@pytest.mark.parametrize("format", FORMATS)
-def test_nan_goes_where_it_belongs_and_nowhere_else(isa: str, format: str) -> None:
-    shape = Shape("nan", 21, 200)
-    nan = {"f32": np.float32(np.nan), "bf16": np.uint16(0x7FC1), "fp8_block": NAN_CODES[1]}[format]
-    content = np.array(case(shape, format).data)
-    content[13, 150] = nan
-    weight = make_weight(shape, format, content, case(shape, format).scale)
+# Tiny scales at every place: zero, and denormal where the type has them.
+EDGE_SCALES = {
+    "f32": np.array([0, 1e-44, 1e-40, 2**-126, -1e-39, 1], np.float32),
+    "bf16": np.array([0, 0x8000, 1, 0x40, 0x80, 0x3F80], np.uint16),
+    "f16": np.array([0, 0x8000, 1, 0x3FF, 0x400, 0x8001], np.uint16),
+    "e8m0": np.array([0, 1, 2, 126, 127, 128], np.uint8),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_zero_and_denormal_scales(isa: str, variant: Variant) -> None:
+    weight = with_scales(Shape("edges", 19, 264), variant, EDGE_SCALES)
+    wanted = weight.values.astype(np.float32)
+    x = np.eye(wanted.shape[1], dtype=np.float32)
+    for compute in COMPUTES:
+        np.testing.assert_array_equal(weight.run("gemm", x, compute).T, wanted)
+        np.testing.assert_array_equal(weight.run("gemv", x[40:50], compute), wanted.T[40:50])
+        across = weight.run("gemv_transposed", np.eye(len(wanted), dtype=np.float32), compute)
+        np.testing.assert_array_equal(across, wanted)
+    for row in range(3):
+        np.testing.assert_array_equal(_native.decode_row(weight.view, row), wanted[row])
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_nan_goes_where_it_belongs_and_nowhere_else(isa: str, variant: Variant) -> None:
+    shape = Shape("nan", 141, 300)
+    good = case(shape, variant)
+    weight = with_nan(good)
+    nan = np.isnan(weight.values)
+    assert nan.any() and not nan.all(0).any() and not nan.all(1).any()
     for compute in COMPUTES:
         for kernel in KERNELS:
-            run = getattr(_native, kernel)
-            lane = 150 if kernel == "gemv_transposed" else 13
+            lanes = nan.any(0 if kernel == "gemv_transposed" else 1)
             x = activations((4, num_inputs(weight, kernel)), "normal", 3)
-            y = run(weight.view, x, compute)
-            assert np.isnan(y[:, lane]).all()
-            assert np.isfinite(np.delete(y, lane, 1)).all()
+            y = weight.run(kernel, x, compute)
+            np.testing.assert_array_equal(np.isnan(y), np.broadcast_to(lanes, y.shape))
             x[2, 5] = np.nan
-            y = run(case(shape, format).view, x, compute)
+            y = good.run(kernel, x, compute)
             assert np.isnan(y[2]).all(), f"{kernel} {compute}: NaN in x is lost"
             assert np.isfinite(np.delete(y, 2, 0)).all()
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_decode_row_is_exact(variant: Variant) -> None:
+    weight = case(Shape("rows", 9, 300, row_origin=3, col_origin=40, gap=1), variant)
+    for row in (0, 1, len(weight.values) - 1):
+        decoded = _native.decode_row(weight.view, row)
+        np.testing.assert_array_equal(decoded, weight.values[row].astype(np.float32))

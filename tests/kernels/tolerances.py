@@ -3,13 +3,13 @@
 Weights are exact, and the reference rounds activations just as the contract says, so a kernel adds
 float32 rounding alone. One term x * w of a sum of K terms meets
 
-* ``ROUNDINGS`` roundings of its own: the product; with block scales also weight times scale or
+* one rounding of its own, the product; with scales ``SCALED`` in all: also weight times scale or
   group sum times scale, and the group sum joining the total;
 * at most K roundings of partial sums, each relative to a partial sum that is no larger than
   S = sum |x| |w|.
 
-Each is at most u = 2^-24 relative. The worst case is (ROUNDINGS + K) u S; roundings of independent
-data behave like a random walk (Higham and Mary, 2019), so (ROUNDINGS + SIGMAS sqrt(K)) u S is
+Each is at most u = 2^-24 relative. The worst case is (SCALED + K) u S; roundings of independent
+data behave like a random walk (Higham and Mary, 2019), so (SCALED + SIGMAS sqrt(K)) u S is
 passed with a probability that never shows, and is tight enough to see one wrong bit of a scale.
 Terms below float32's normal range may be flushed: K times the smallest normal number is added.
 
@@ -25,8 +25,8 @@ import numpy as np
 UNIT = 2.0**-24
 SMALLEST_NORMAL = 2.0**-126
 SIGMAS = 4.0
-ROUNDINGS = {"f32": 1.0, "bf16": 1.0, "fp8_block": 3.0}
-COSINE_DISTANCE = {"f32": 1e-10, "bf16": 1e-10, "fp8_block": 1e-10}
+SCALED = 3.0
+COSINE_DISTANCE = 1e-10
 
 # Relative error of the vector kernels' exp (vector_ops.inl), and of what is built from it.
 EXP_RELATIVE = 3e-7
@@ -35,5 +35,6 @@ VECTOR_RELATIVE = 1e-6
 
 def product_bound(format: str, num_terms: int, magnitude: np.ndarray) -> np.ndarray:
     """Largest |y - reference| for each element, whose magnitude is S = sum |x| |w|."""
-    roundings = ROUNDINGS[format] + SIGMAS * np.sqrt(num_terms)
+    own = 1.0 if format in ("f32", "f16", "bf16") else SCALED
+    roundings = own + SIGMAS * np.sqrt(num_terms)
     return roundings * UNIT * magnitude + num_terms * SMALLEST_NORMAL
