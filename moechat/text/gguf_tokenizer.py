@@ -111,7 +111,7 @@ def _byte_level(
         )
     merges = _strings(metadata, "merges")
     # Tokens hold no space, so that this is each merge cut at its only one.
-    flat = " ".join(merges).split(" ")
+    flat = " ".join(merges).split(" ") if merges else []
     if len(flat) != 2 * len(merges):
         raise ValueError("its merges are not pairs of tokens")
     model = models.BPE(
