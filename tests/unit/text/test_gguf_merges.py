@@ -21,6 +21,11 @@ def test_a_vocabulary_may_have_nothing_to_merge():
     assert merges_by_score([], SCORES[:0], None) == []
 
 
+def test_a_very_long_token_takes_no_time():
+    tokens = ["a", "aa", "a" * 10_000_000]
+    assert merges_by_score(tokens, np.zeros(3, np.float32), None) == [("a", "a")]
+
+
 @pytest.fixture
 def cache(tmp_path):
     """A cache folder with the merges of TOKENS in it."""
