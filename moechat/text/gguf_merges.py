@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import os
 import tempfile
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 _LAYOUT = b"moechat merges 1"  # another layout or another order of merges: another name
 _DIGEST_BYTES = 32
+_LONGEST_TOKEN = 1024  # characters
 
 Pairs = NDArray[np.int32]
 
@@ -50,14 +52,15 @@ def derive_merges(tokens: Sequence[str], scores: NDArray[np.float32]) -> Pairs:
     which all have one score, become as long as they can.
     """
     ids = {token: token_id for token_id, token in enumerate(tokens)}
-    found: list[tuple[int, int, int, int, int]] = []
+    found = array("i")
     for token_id, token in enumerate(tokens):
-        for place in range(1, len(token)):
+        # Of longer tokens, which no tokenizer has, a hostile file could have a very long one.
+        for place in range(1, len(token) if len(token) <= _LONGEST_TOKEN else 0):
             left_id = ids.get(token[:place])
             if left_id is not None:
                 right_id = ids.get(token[place:])
                 if right_id is not None:
-                    found.append((left_id, right_id, token_id, place, len(token) - place))
+                    found.extend((left_id, right_id, token_id, place, len(token) - place))
     left, right, merged, left_length, right_length = np.array(found, np.int32).reshape(-1, 5).T
     order = np.lexsort((-right_length, -left_length, -scores[merged]))
     pairs: Pairs = np.stack([left, right], axis=1)[order]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _PREFIX = "tokenizer.ggml."
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
+_KINDS = ("gpt2", "llama")  # byte-level BPE, SentencePiece
 _SPACE = "\u2581"  # what SentencePiece writes for a space
 _NAMED_TOKENS = {
     "bos_token": "bos_token_id",
@@ -40,9 +41,13 @@ def build_tokenizer(
     CheckpointDamaged.
     """
     kind = metadata.get(f"{_PREFIX}model")
-    if kind not in ("gpt2", "llama") or f"{_PREFIX}tokens" not in metadata:
-        why = f"its {_PREFIX}model is {kind!a}" if kind else "it has none"
-        raise TextUnavailable(f"{path} has no tokenizer that moechat knows", why)
+    if not isinstance(kind, str) or f"{_PREFIX}tokens" not in metadata:
+        raise TextUnavailable(f"{path} has no tokenizer", "its metadata hold no vocabulary")
+    if kind not in _KINDS:
+        raise TextUnavailable(
+            f"{path} has a tokenizer that moechat does not know",
+            f"its {_PREFIX}model is {ascii(kind)[:80]}; known are {' and '.join(_KINDS)}",
+        )
     try:
         vocabulary = _Vocabulary(metadata)
         if kind == "gpt2":
@@ -62,7 +67,8 @@ def build_tokenizer(
 def tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """What a tokenizer_config.json would say: chat_template, bos_token, eos_token, ..."""
     config: dict[str, Any] = {}
-    tokens = metadata.get(f"{_PREFIX}tokens", ())
+    tokens = metadata.get(f"{_PREFIX}tokens")
+    tokens = tokens if isinstance(tokens, Sequence) else ()
     for name, key in _NAMED_TOKENS.items():
         token_id = metadata.get(_PREFIX + key)
         if type(token_id) is int and 0 <= token_id < len(tokens):
@@ -111,7 +117,7 @@ def _byte_level(
         )
     merges = _strings(metadata, "merges")
     # Tokens hold no space, so that this is each merge cut at its only one.
-    flat = " ".join(merges).split(" ")
+    flat = " ".join(merges).split(" ") if merges else []
     if len(flat) != 2 * len(merges):
         raise ValueError("its merges are not pairs of tokens")
     model = models.BPE(

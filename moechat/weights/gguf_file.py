@@ -86,7 +86,7 @@ class GGUFCheckpoint:
                 tensors[name] = GGUFTensor(name, dtype, shape, path, content, begin_byte)
                 total_bytes += end_byte - begin_byte
         promised = metadata.get("split.tensors.count", len(tensors))
-        if promised != len(tensors):
+        if type(promised) is not int or promised != len(tensors):
             raise CheckpointDamaged(
                 f"{files[0]} and its other parts do not fit together",
                 f"they hold {len(tensors)} tensors of {ascii(promised)[:40]}",
@@ -101,15 +101,15 @@ class GGUFCheckpoint:
 
 def _check_part(path: Path, header: Header, number: int, num_files: int) -> None:
     """CheckpointDamaged unless the file says that it is part ``number`` of ``num_files``."""
-    stated = header.metadata.get("split.count", 0) or 1
-    if stated != num_files:
+    stated = header.metadata.get("split.count", 0)
+    if type(stated) is not int or max(stated, 1) != num_files:
         raise CheckpointDamaged(
             f"{path} does not stand alone" if num_files == 1 else f"{path} is of another model",
             f"it says it is one of {ascii(stated)[:40]} parts, and there are {num_files}",
             "Give all parts the names they were made with (…-00001-of-0000N.gguf)",
         )
     stated = header.metadata.get("split.no", 0)
-    if num_files > 1 and stated != number:
+    if type(stated) is not int or (num_files > 1 and stated != number):
         raise CheckpointDamaged(
             f"{path} has the name of another part",
             f"it is named as part {number + 1} and says it is part {ascii(stated)[:40]} (from 0)",

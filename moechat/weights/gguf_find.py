@@ -19,11 +19,13 @@ def find_gguf(path: Path) -> list[Path] | None:
     and none as safetensors. Raises ModelNotFound for a folder with several models,
     CheckpointDamaged when parts are missing.
     """
-    if path.is_file():
+    # os.path: unlike Path's own methods it says False of whatever can be no path.
+    if os.path.isfile(path):
         return _with_other_parts(path) if _is_gguf(path) else None
-    if not path.is_dir():
+    try:
+        names = sorted(os.listdir(path)) if os.path.isdir(path) else []
+    except OSError:
         return None
-    names = sorted(os.listdir(path))
     if any(name.endswith(".safetensors") for name in names):
         return None
     # A vision projector beside the model is not another model.
@@ -57,7 +59,7 @@ def _with_other_parts(path: Path) -> list[Path]:
     files = [
         path.with_name(f"{match['stem']}-{n:05}-of-{count:05}.gguf") for n in range(1, count + 1)
     ]
-    missing = [file.name for file in files if not file.is_file()]
+    missing = [file.name for file in files if not os.path.isfile(file)]
     if missing:
         raise CheckpointDamaged(
             f"{path.parent} is incomplete",

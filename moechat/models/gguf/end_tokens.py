@@ -6,8 +6,10 @@ only other hint. So public tools know these tokens by name, and so does moechat.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 _KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _NAMES = (
@@ -50,12 +52,14 @@ def end_ids(metadata: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
 def _control_tokens(metadata: Mapping[str, Any], vocab_size: int) -> dict[str, int]:
     """Ids of those of _NAMES that are control tokens; elsewhere "</s>" may be a tag of HTML."""
     tokens = metadata.get("tokenizer.ggml.tokens", ())
-    types = metadata.get("tokenizer.ggml.token_type", ())
-    found = {}
+    types = metadata.get("tokenizer.ggml.token_type")
+    found: dict[str, int] = {}
+    if not isinstance(tokens, Sequence) or not isinstance(types, np.ndarray):
+        return found
     for name in _NAMES:
         try:
             token_id = tokens.index(name)
-        except (ValueError, AttributeError):
+        except ValueError:
             continue
         if token_id < min(len(types), vocab_size) and types[token_id] == _CONTROL:
             found[name] = token_id

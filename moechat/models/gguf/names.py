@@ -22,10 +22,13 @@ def tensor_table(spec: ModelSpec, traits: Traits, stored: Container[str]) -> lis
 def is_skipped(spec: ModelSpec, traits: Traits, name: str) -> bool:
     """Whether a tensor outside the table is known to be of no use here.
 
-    These are multi-token-prediction layers, and the rope factors, which are in the spec already.
+    These are multi-token-prediction layers, the rope factors, which are in the spec already, and
+    halves of kv_b in files that hold it whole, too.
     """
     if name == FACTORS_NAME:
         return traits.rope_factors
+    if traits.latent and name.endswith((".attn_k_b.weight", ".attn_v_b.weight")):
+        return True
     match = re.match(r"blk\.(\d{1,6})\.", name)
     return match is not None and 0 <= int(match[1]) - spec.num_layers < spec.num_mtp_layers
 

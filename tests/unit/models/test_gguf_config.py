@@ -322,3 +322,13 @@ def test_end_tokens():
     harmony["tokenizer.ggml.token_type"] = np.append(types, 3)
     assert spec("llama", general=harmony).end_ids == (3, 1, 5, 6)
     assert spec("llama", general={"tokenizer.ggml.eos_token_id": -1}).end_ids == ()
+
+
+@pytest.mark.parametrize("key", ["tokens", "token_type", "eos_token_id", "bos_token_id"])
+@pytest.mark.parametrize("value", [5, "</s>", np.array([1, 2]), ["</s>"], 1.5])
+def test_nonsense_about_tokens_does_no_harm_to_the_spec(key, value):
+    tokens = {
+        "tokenizer.ggml.tokens": ["</s>"],
+        "tokenizer.ggml.token_type": np.array([3], np.int32),
+    }
+    spec("llama", general={**tokens, f"tokenizer.ggml.{key}": value})

@@ -6,7 +6,7 @@ import json
 import gguf_convert
 import numpy as np
 import pytest
-from oracles import ORACLES
+from oracles import ORACLE_NAMES, ORACLES, oracle_folder
 
 from moechat.models import architectures
 from moechat.models.gguf.bind import bind_tensors
@@ -21,18 +21,15 @@ def read_config(folder):
     return json.loads((folder / "config.json").read_text())
 
 
-def is_convertible(folder):
+def is_convertible(name):
     """Of quantised weights only MXFP4 is the same in both layouts."""
-    quantization = read_config(folder).get("quantization_config", {"quant_method": "mxfp4"})
-    return quantization["quant_method"] == "mxfp4"
+    config = read_config(ORACLES / name)
+    return config.get("quantization_config", {}).get("quant_method", "mxfp4") == "mxfp4"
 
 
-FOLDERS = sorted(filter(is_convertible, ORACLES.iterdir()))
-
-
-@pytest.fixture(params=FOLDERS, ids=lambda path: path.name)
+@pytest.fixture(params=filter(is_convertible, ORACLE_NAMES))
 def folder(request):
-    return request.param
+    return oracle_folder(request.param)
 
 
 @pytest.fixture

@@ -265,6 +265,15 @@ def test_multi_token_prediction_layers_and_used_up_factors_are_skipped(bind):
         bind(qwen)
 
 
+def test_kv_b_whole_is_preferred_to_its_halves(bind):
+    keys = {**KEYS, **LATENT}
+    tensors = stored_tensors("deepseek2", keys)
+    for layer in range(2):
+        tensors[f"blk.{layer}.attn_kv_b.weight"] = np.zeros((288, 128), np.float32)
+    bound = bind(tensors, "deepseek2", keys)
+    assert "layers.1.kv_b" in bound and "layers.1.k_b.*" not in bound
+
+
 def test_misshapen_tensors_are_named(bind):
     tensors = stored_tensors()
     tensors["blk.1.attn_k.weight"] = np.zeros((64, 32), np.float32)

@@ -102,6 +102,8 @@ def test_a_renamed_part_does_not_pass_for_a_model(split):
         (part(1, 3, {"t1": VECTOR, "t9": VECTOR}), "they hold 4 tensors of 3"),
         (w.gguf_bytes({}, {"t1": VECTOR}), "another model"),
         (w.gguf_bytes({"split.count": "3"}, {"t1": VECTOR}), "another model"),
+        (w.gguf_bytes({"split.count": np.array([3, 3])}, {"t1": VECTOR}), "another model"),
+        (w.gguf_bytes({"split.count": 3, "split.no": "1"}, {"t1": VECTOR}), "of another part"),
     ],
 )
 def test_parts_that_do_not_fit_together_are_refused(split, content, says):
@@ -110,8 +112,16 @@ def test_parts_that_do_not_fit_together_are_refused(split, content, says):
         GGUFCheckpoint.open(find_gguf(split))
 
 
+def test_the_number_of_tensors_must_be_a_number(tmp_path):
+    path = tmp_path / "m.gguf"
+    path.write_bytes(w.gguf_bytes({"split.tensors.count": np.array([1, 1])}, {"t": VECTOR}))
+    with pytest.raises(CheckpointDamaged, match="they hold 1 tensors of"):
+        GGUFCheckpoint.open([path])
+
+
 def test_what_counts_as_a_gguf_model(tmp_path):
     assert find_gguf(tmp_path) is None and find_gguf(tmp_path / "absent.gguf") is None
+    assert find_gguf(tmp_path / ("What is this? " * 99)) is None
     path = tmp_path / "m.gguf"
     path.write_bytes(w.gguf_bytes({}))
     assert find_gguf(tmp_path) == [path] == find_gguf(path)

@@ -230,7 +230,7 @@ def test_bytes_changed_at_random_never_raise_anything_else():
 def test_a_large_vocabulary_opens_at_once():
     tokens = [f"token{number}" for number in range(262_144)]
     content = w.gguf_bytes({"tokens": tokens})
-    begin = time.perf_counter()
+    begin = time.process_time()
     found = read(content).metadata["tokens"]
-    assert time.perf_counter() - begin < 0.3
+    assert time.process_time() - begin < 0.3
     assert found[262_143] == "token262143"
