@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from moechat.engine.text import TextModel
 from moechat.errors import CheckpointDamaged, InvalidUtf8, PromptTooLong, TextUnavailable, Usage
 from moechat.messages import Turn
 from moechat.text.chat_template import ChatTemplate
@@ -73,6 +74,14 @@ def test_text_that_only_looks_like_the_start_is_encoded_as_ever(
         ids = template.encode([Turn("system", "s"), Turn("user", text)])
         whole = f"<｜begin▁of▁sentence｜>s<｜User｜>{text}<｜Assistant｜>"
         assert ids == tokenizer.encode_with_added_tokens(whole), text
+
+
+def test_nor_marks_of_thinking_that_the_template_does_not_know(qwen3: TextModel) -> None:
+    template = ChatTemplate(CONTENTS, "here", qwen3.tokenizer, {})
+    for tag in "<think>", "</think>":
+        token_id = qwen3.tokenizer.added_tokens[tag]
+        assert token_id not in qwen3.tokenizer.special_ids
+        assert token_id not in template.encode([Turn("user", f"a {tag} b")])
 
 
 def test_nor_by_normalising(folder: Path, tmp_path: Path) -> None:
