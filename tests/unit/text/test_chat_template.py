@@ -243,6 +243,9 @@ def test_the_token_behind_an_answer(
 ) -> None:
     assert template.turn_end_id == mini_template.turn_end_id == EOS
     assert make_template("{{ messages[1].content }}<|EOT|>").turn_end_id == 128805
+    parted = "{{ messages[1].thinking }}%s{{ messages[1].content }}<|EOT|>"
+    assert make_template(parted % "<｜User｜>").turn_end_id == 128805
+    assert make_template(parted % "<|EOT|>").turn_end_id is None
     for other in CONTENTS, CONTENTS + " <|EOT|>", "none<|EOT|>", "{{ raise_exception('no') }}":
         assert make_template(other).turn_end_id is None
 
