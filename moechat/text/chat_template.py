@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Where templates look for what an assistant thought, as transformers' users name it.
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
-_PROBE_ID = -1  # stands for an answer; no token has it
+_THOUGHT_ID, _ANSWER_ID = 2**32 - 2, 2**32 - 1  # stand for what was said; no tokens have them
 
 
 class ChatTemplate:
@@ -67,15 +67,22 @@ class ChatTemplate:
     def turn_end_id(self) -> int | None:
         """The control token that the template writes behind an answer, if it writes one.
 
-        Found by rendering a talk of two turns.
+        Found by rendering a talk of two turns. One that it also writes between the thinking and the
+        answer ends parts of a turn, and is none.
         """
-        turns = [Turn("user", "a"), Turn("assistant", "", (_PROBE_ID,))]
+        parts = Parts((_THOUGHT_ID,), (_ANSWER_ID,))
+        turns = [Turn("user", "a"), Turn("assistant", "", (_ANSWER_ID,), parts=parts)]
         try:
             ids = self.encode(turns, add_generation_prompt=False)
         except MoechatError:  # a template that wants more than that
             return None
-        after = ids[ids.index(_PROBE_ID) + 1 :] if _PROBE_ID in ids else []
-        return after[0] if after and after[0] in self._control.ids else None
+        if _ANSWER_ID not in ids:
+            return None
+        answer_at = ids.index(_ANSWER_ID)
+        thought_at = ids.index(_THOUGHT_ID) if _THOUGHT_ID in ids else answer_at
+        after = ids[answer_at + 1 : answer_at + 2]
+        is_end = after and after[0] in self._control.ids - set(ids[thought_at:answer_at])
+        return after[0] if is_end else None
 
     def encode(
         self,

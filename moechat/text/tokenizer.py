@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 FILE_NAME = "tokenizer.json"
+_OTHER_NAMES = ("tokenizer.model", "tekken.json")  # SentencePiece's and Mistral's own formats
 # The decoder of SentencePiece vocabularies, in the library's words.
 _REPLACE = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
 _BYTES, _FUSE = {"type": "ByteFallback"}, {"type": "Fuse"}
@@ -45,7 +46,11 @@ class Tokenizer:
         """Read the folder's tokenizer.json. Raises TextUnavailable or CheckpointDamaged."""
         path = folder / FILE_NAME
         if not path.is_file():  # a pipe of this name would block
-            raise TextUnavailable(f"{folder} has no {FILE_NAME}", "text cannot become token ids")
+            others = " and ".join(name for name in _OTHER_NAMES if (folder / name).is_file())
+            hint = f"Of {others} another program can make one" if others else ""
+            raise TextUnavailable(
+                f"{folder} has no {FILE_NAME}", "text cannot become token ids", hint
+            )
         import tokenizers
 
         try:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from moechat.engine.text import TextModel
 from moechat.errors import CheckpointDamaged, InvalidUtf8, PromptTooLong, TextUnavailable, Usage
 from moechat.messages import Turn
 from moechat.text.chat_template import ChatTemplate
@@ -73,6 +74,14 @@ def test_text_that_only_looks_like_the_start_is_encoded_as_ever(
         ids = template.encode([Turn("system", "s"), Turn("user", text)])
         whole = f"<｜begin▁of▁sentence｜>s<｜User｜>{text}<｜Assistant｜>"
         assert ids == tokenizer.encode_with_added_tokens(whole), text
+
+
+def test_nor_marks_of_thinking_that_the_template_does_not_know(qwen3: TextModel) -> None:
+    template = ChatTemplate(CONTENTS, "here", qwen3.tokenizer, {})
+    for tag in "<think>", "</think>":
+        token_id = qwen3.tokenizer.added_tokens[tag]
+        assert token_id not in qwen3.tokenizer.special_ids
+        assert token_id not in template.encode([Turn("user", f"a {tag} b")])
 
 
 def test_nor_by_normalising(folder: Path, tmp_path: Path) -> None:
@@ -220,6 +229,27 @@ def test_what_templates_may_use(make_template: MakeTemplate) -> None:
     assert template._tokenizer.decode(ids) == '{"role": "user", "content": "<é>"}4'
 
 
+def test_templates_search_text_across_control_tokens(make_template: MakeTemplate) -> None:
+    template = make_template(
+        "{% set c = messages[0].content %}<|EOT|>{{ '<|EOT|><｜User｜>' in c }},{{ 'x' in c }},"
+        "{{ 7 in c }}"
+    )
+    ids = template.encode([Turn("user", "a<|EOT|><｜User｜>b")])
+    assert template._tokenizer.decode(ids) == "True,False,False"
+
+
+def test_the_token_behind_an_answer(
+    template: ChatTemplate, mini_template: ChatTemplate, make_template: MakeTemplate
+) -> None:
+    assert template.turn_end_id == mini_template.turn_end_id == EOS
+    assert make_template("{{ messages[1].content }}<|EOT|>").turn_end_id == 128805
+    parted = "{{ messages[1].thinking }}%s{{ messages[1].content }}<|EOT|>"
+    assert make_template(parted % "<｜User｜>").turn_end_id == 128805
+    assert make_template(parted % "<|EOT|>").turn_end_id is None
+    for other in CONTENTS, CONTENTS + " <|EOT|>", "none<|EOT|>", "{{ raise_exception('no') }}":
+        assert make_template(other).turn_end_id is None
+
+
 def test_lone_surrogates_and_deep_nesting(template: ChatTemplate) -> None:
     with pytest.raises(InvalidUtf8):
         template.encode([Turn("user", "a\udc80")])
@@ -245,7 +275,15 @@ def test_where_the_template_comes_from(tmp_path: Path, tokenizer: Tokenizer) -> 
     assert ids() == [BOS, *a]
     configure([{"name": "tool_use", "template": "a"}, {"name": "default", "template": "b"}])
     assert ids() == b
-    for nothing in None, 7, [], [{"name": "tool_use", "template": "a"}], ["default"]:
+    configure({"tool_use": "a", "default": "b"})
+    assert ids() == b
+    processor = tmp_path / "chat_template.json"  # of multimodal models
+    processor.write_text('{"chat_template": "a"}', encoding="utf-8")
+    assert ids() == b
+    configure(None)
+    assert ids() == a
+    processor.unlink()
+    for nothing in None, 7, [], {}, [{"name": "tool_use", "template": "a"}], ["default"]:
         configure(nothing)
         with pytest.raises(TextUnavailable):
             ids()

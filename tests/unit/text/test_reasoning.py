@@ -47,6 +47,12 @@ def from_qwen3(qwen3: TextModel, text: str, prompt: str = "<|im_start|>assistant
 )
 def test_tags_that_are_tokens(qwen3: TextModel, text: str, reasoning: str, answer: str) -> None:
     assert from_qwen3(qwen3, text) == (reasoning, answer)
+    ids = qwen3.tokenizer.encode_with_added_tokens(text)
+    parts = qwen3.reasoning.parts([], ids)
+    assert (parts is None) == (not text.lstrip().startswith("<think>"))
+    if parts is not None and CLOSE in ids:
+        assert list(parts.answer_ids) == ids[len(ids) - len(parts.answer_ids) :]
+        assert qwen3.tokenizer.decode(list(parts.answer_ids)).startswith(answer[:1])
 
 
 def test_ordinary_tokens_that_spell_a_tag_are_text(qwen3: TextModel) -> None:

@@ -111,6 +111,9 @@ def test_a_template_that_keeps_answers_whole_gets_the_generated_ids(
     for source in "{{ messages[0].content }}", "{{ messages[0]['content']|trim }}":
         text, prompt_ids, ids = inline(make_template, tokenizer, source, written)
         assert (text, prompt_ids) == (written, ids)
+    # But thinking that never ended gets an end, for the answer that follows must not be thinking.
+    cut = inline(make_template, tokenizer, "{{ messages[0].content }}", "<think>r")[0]
+    assert cut == "<think>r</think>"
     split = [id_ for character in written for id_ in tokenizer.encode(character)]
     parts = ReasoningFormat(tokenizer, "</think>").parts([], split)
     turn = Turn("assistant", "", tuple(split), "", parts)

@@ -57,6 +57,9 @@ def test_lone_surrogates_are_an_error(tokenizer: Tokenizer) -> None:
 def test_a_folder_without_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(TextUnavailable, match=r"no tokenizer\.json"):
         Tokenizer.open(tmp_path)
+    (tmp_path / "tokenizer.model").touch()
+    with pytest.raises(TextUnavailable, match=r"Of tokenizer\.model another program"):
+        Tokenizer.open(tmp_path)
     os.mkfifo(tmp_path / "tokenizer.json")  # would block when opened
     with pytest.raises(TextUnavailable):
         Tokenizer.open(tmp_path)
