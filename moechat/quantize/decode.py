@@ -82,9 +82,7 @@ class Reader:
             raise not_finite(layer.weight)
         return values
 
-    def _plain(
-        self, tensor: StoredTensor, cols: int, first: int, last: int
-    ) -> NDArray[np.float32]:
+    def _plain(self, tensor: StoredTensor, cols: int, first: int, last: int) -> NDArray[np.float32]:
         """Rows of an F32, F16 or BF16 tensor, its shape seen as [rows, cols]."""
         row_bytes = cols * (4 if tensor.dtype == "F32" else 2)
         raw = self.raw(tensor, first * row_bytes, last * row_bytes)

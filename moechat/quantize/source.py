@@ -101,9 +101,7 @@ def read_layers(checkpoint: Checkpoint) -> list[Layer]:
     return layers
 
 
-def _layer(
-    tensor: StoredTensor, tensors: dict[str, StoredTensor], used: set[str]
-) -> Layer | None:
+def _layer(tensor: StoredTensor, tensors: dict[str, StoredTensor], used: set[str]) -> Layer | None:
     """The layer whose weight ``tensor`` is, if it is one; marks its parts as used."""
     name = tensor.name
     if tensor.dtype == "F8_E4M3":
