@@ -86,4 +86,4 @@ class Converter:
                 os.close(self._file[1])
                 self._file = None
             self._file = (plan.shard, os.open(path, os.O_WRONLY | os.O_CLOEXEC))
-        write_at(self._file[1], path, position, memoryview(content).cast("B"))
+        write_at(self._file[1], path, position, content.data.cast("B"))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +55,7 @@ class Reader:
             file, done = self._files[tensor.file], 0
             while done < len(buffer):
                 position = tensor.begin_byte + begin + done
-                count = os.preadv(file, [memoryview(buffer)[done:]], position)
+                count = os.preadv(file, [buffer.data[done:]], position)
                 if not count:
                     raise CheckpointDamaged(what, "it became shorter in the meantime")
                 done += count
@@ -133,7 +132,8 @@ class Reader:
             raise not_finite(_scale_of(layer))
         values = _E2M1_PAIRS[blocks]  # [outputs, groups, 16, 2]
         values *= e8m0_to_f32(exponents)[:, :, None, None]
-        return np.ascontiguousarray(values.reshape(outputs, -1).T)
+        transposed: NDArray[np.float32] = np.ascontiguousarray(values.reshape(outputs, -1).T)
+        return transposed
 
 
 def not_finite(tensor: StoredTensor) -> CheckpointDamaged:
@@ -143,5 +143,7 @@ def not_finite(tensor: StoredTensor) -> CheckpointDamaged:
     )
 
 
-def _scale_of(layer: Layer) -> Any:
+def _scale_of(layer: Layer) -> StoredTensor:
+    """The scale of a layer that has one."""
+    assert layer.scale is not None
     return layer.scale

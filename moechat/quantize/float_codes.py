@@ -83,4 +83,5 @@ def _e4m3_piece(values: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 def e8m0_to_f32(codes: NDArray[np.uint8]) -> NDArray[np.float32]:
     """E8M0 exponents, 2^(code - 127), as float32; code 255 (NaN) becomes infinite: check before."""
-    return np.ldexp(np.float32(1), codes.astype(np.int32) - 127)
+    values: NDArray[np.float32] = np.ldexp(np.float32(1), codes.astype(np.int32) - 127)
+    return values

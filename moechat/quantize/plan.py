@@ -14,6 +14,7 @@ from moechat.quantize.fp8 import BLOCK
 from moechat.quantize.int4 import GROUP
 from moechat.quantize.kinds import is_matrix, is_stacked_experts, module_of
 from moechat.quantize.source import MXFP4_GROUP, Layer
+from moechat.weights.mapped import StoredTensor
 from moechat.weights.safetensors_header import ELEMENT_BYTES, quoted
 
 TargetFormat = Literal["int4", "fp8", "bf16"]
@@ -102,7 +103,7 @@ class Plan:
                     end = min(begin + _CHUNK_BYTES, output.num_bytes)
                     yield Task(layer_index, part, begin, end)
             return
-        step = max(_CHUNK_WEIGHTS // layer.cols, 1)
+        step = max(_CHUNK_WEIGHTS // max(layer.cols, 1), 1)
         stretch = layer.rows
         if layer.storage == "mxfp4":
             step, stretch = _whole(step, MXFP4_GROUP), layer.shape[1]
@@ -171,19 +172,23 @@ def _action(layer: Layer, to: TargetFormat) -> Action:
     scale = layer.scale
     matrix = is_matrix(layer.name, num_dimensions) and 0 not in layer.shape
     if to == "int4":
-        if layer.storage == "int4" and scale is not None and scale.dtype == "BF16":
-            if scale.shape[1] * GROUP == layer.cols:
-                return "copy"
+        if layer.storage == "int4" and _has_format(scale, "BF16", layer.cols // GROUP):
+            return "copy"
         if matrix and layer.cols % GROUP == 0:
             return "int4"
     elif to == "fp8":
-        if layer.storage == "fp8_block" and scale is not None and scale.dtype == "F32":
+        if layer.storage == "fp8_block" and _has_format(scale, "F32"):
             return "copy"
         if matrix:
             return "fp8"
     elif matrix and layer.weight.dtype != "BF16":
         return "bf16"
     return "copy" if layer.storage == "plain" else "bf16"
+
+
+def _has_format(scale: StoredTensor | None, dtype: str, cols: int | None = None) -> bool:
+    """Whether a scale is stored as the target format has it, down to the number of columns."""
+    return scale is not None and scale.dtype == dtype and cols in (None, scale.shape[-1])
 
 
 def _is_quantised(plan: LayerPlan, to: TargetFormat) -> bool:
