@@ -1,0 +1,1 @@
+"""Writes a checkpoint again in another public weight format, streaming and resumable."""

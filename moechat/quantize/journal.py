@@ -1,0 +1,126 @@
+"""What is done of a job that may be killed at any moment: one line for each finished layer.
+
+A line is written after the layer's bytes are on disk, so what it says holds after a power cut, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from moechat.errors import Usage
+from moechat.json_file import parse_json_object
+from moechat.quantize.target import sync_folder, writing
+
+JOURNAL_NAME = "quantize.journal"
+
+
+class Record(NamedTuple):
+    """A finished layer: its index in the plan, and what was measured of it."""
+
+    layer_index: int
+    squared_error: float
+    squared_sum: float
+
+
+class Journal:
+    """The journal of one job, locked against other processes while it is open."""
+
+    def __init__(self, folder: Path, identity: dict[str, str]) -> None:
+        """Begin a journal in ``folder``, which is made if need be, or take up the one there.
+
+        ``identity`` says which job it is. Raises Usage when the folder holds anything but a partial
+        result of that job, or when another process works on it.
+        """
+        self.path = folder / JOURNAL_NAME
+        self.records: dict[int, Record] = {}
+        with writing(self.path):
+            folder.mkdir(exist_ok=True)
+            if not self.path.exists() and os.listdir(folder):
+                raise Usage(
+                    f"{folder} exists and is not empty",
+                    "nothing is overwritten",
+                    "Choose another folder or remove this one",
+                )
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                self._take_up(folder, identity)
+            except BaseException:
+                self.close()
+                raise
+
+    def append(self, records: list[Record]) -> None:
+        """Note finished layers, whose bytes are on disk, for good."""
+        lines = "".join(json.dumps(record) + "\n" for record in records)
+        self._write(lines.encode())
+        self.records.update((record.layer_index, record) for record in records)
+
+    def remove(self) -> None:
+        """The job is complete."""
+        with writing(self.path):
+            self.path.unlink()
+            sync_folder(self.path.parent)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file and its lock."""
+        with contextlib.suppress(OSError):
+            os.close(self._file)
+        self._file = -1
+
+    def _take_up(self, folder: Path, identity: dict[str, str]) -> None:
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise Usage(
+                f"another process is writing {folder}", next_step="Wait for it or stop it"
+            ) from None
+        content = b""
+        while piece := os.read(self._file, 1 << 20):
+            content += piece
+        # A line without its end was being written when the process died.
+        whole = content[: content.rfind(b"\n") + 1]
+        os.ftruncate(self._file, len(whole))
+        os.lseek(self._file, len(whole), os.SEEK_SET)
+        if not whole:
+            self._write((json.dumps(identity) + "\n").encode())
+            sync_folder(folder)
+            sync_folder(folder.parent)
+            return
+        first, *lines = whole.splitlines()
+        self._check_identity(folder, first, identity)
+        for line in lines:
+            try:
+                record = Record(*json.loads(line))
+            except (ValueError, TypeError):
+                raise self._foreign(folder, "a line of it cannot be read") from None
+            self.records[record.layer_index] = record
+
+    def _check_identity(self, folder: Path, line: bytes, identity: dict[str, str]) -> None:
+        try:
+            found = parse_json_object(line)
+        except ValueError:
+            raise self._foreign(folder, "its journal cannot be read") from None
+        for key, value in identity.items():
+            if found.get(key) != value:
+                why = f"{key} was {ascii(found.get(key))[:80]} and is {ascii(value)[:80]} now"
+                if key == "source":
+                    why = "the source is another one or has changed"
+                raise self._foreign(folder, why)
+
+    def _foreign(self, folder: Path, why: str) -> Usage:
+        return Usage(
+            f"{folder} holds a partial result of another job",
+            why,
+            "Choose another folder or remove this one",
+        )
+
+    def _write(self, content: bytes) -> None:
+        with writing(self.path):
+            while content:
+                content = content[os.write(self._file, content) :]
+            os.fsync(self._file)
