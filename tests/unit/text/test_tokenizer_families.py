@@ -36,19 +36,19 @@ END_TOKENS = {
 
 @pytest.fixture(scope="module", params=[*IN_TREE, "gptoss", "gemma3", "llama3", "llama3_1"])
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Name, recorded cases and folder of one family."""
+    """Name, recorded cases, folder and tokenizer of one family."""
     name = request.param
     if name in IN_TREE:
-        return name, recorded(name), unpack(name, tmp_path_factory.mktemp(name))
-    folder = Path(FOLDERS) / name if FOLDERS else None
-    if folder is None or not (folder / "tokenizer.json").is_file():
+        folder = unpack(name, tmp_path_factory.mktemp(name))
+        return name, recorded(name), folder, Tokenizer.open(folder)
+    folder = Path(FOLDERS or "") / name
+    if not FOLDERS or not (folder / "tokenizer.json").is_file():
         pytest.skip(f"MOECHAT_TEST_TOKENIZERS holds no {name}, and the tree carries none")
-    return name, recorded(name), folder
+    return name, recorded(name), folder, Tokenizer.open(folder)
 
 
 def test_prompts(family: Any, recorded_clock: None) -> None:
-    _, cases, folder = family
-    tokenizer = Tokenizer.open(folder)
+    _, cases, folder, tokenizer = family
     if not cases["chat"]:
         with pytest.raises(TextUnavailable, match="has no chat template"):
             ChatTemplate.open(folder, tokenizer)
@@ -68,8 +68,7 @@ def test_prompts(family: Any, recorded_clock: None) -> None:
 
 
 def test_encodings(family: Any) -> None:
-    _, cases, folder = family
-    tokenizer = Tokenizer.open(folder)
+    _, cases, _, tokenizer = family
     added = set(tokenizer.added_tokens.values())
     for case in cases["encode"]:
         assert tokenizer.encode_with_added_tokens(case["text"]) == case["ids"], case["name"]
@@ -83,8 +82,7 @@ def test_encodings(family: Any) -> None:
 
 
 def test_streams(family: Any) -> None:
-    _, cases, folder = family
-    tokenizer = Tokenizer.open(folder)
+    _, cases, _, tokenizer = family
     for case in cases["stream"]:
         detokenizer = Detokenizer(tokenizer, skip_special=case["skip_special_tokens"])
         increments = [detokenizer.push(token_id) for token_id in case["ids"]]
@@ -97,7 +95,7 @@ def test_streams(family: Any) -> None:
 
 
 def test_end_tokens(family: Any) -> None:
-    name, _, folder = family
+    name, _, folder, _ = family
     if name == "mistral_v3":
         return
     text = TextModel.open(folder)
