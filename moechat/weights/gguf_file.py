@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from moechat.errors import CheckpointDamaged
 from moechat.weights.gguf_header import Header, read_header
 from moechat.weights.gguf_types import BY_NAME, PLAIN_DTYPES
-from moechat.weights.mapped import _map_file as map_file
+from moechat.weights.mapped import map_file
 from moechat.weights.safetensors_header import quoted
 
 

@@ -85,7 +85,7 @@ class Checkpoint:
         tensors: dict[str, StoredTensor] = {}
         total_bytes = 0
         for path in files:
-            content = _map_file(path)
+            content = map_file(path)
             spans = read_header(path, content)
             _check_promise(path, spans, promised[path.name], owners)
             for name, dtype, shape, begin_byte, end_byte in spans:
@@ -153,7 +153,7 @@ def _files_of_index(folder: Path) -> tuple[list[Path], dict[str, str]]:
     return files, owners
 
 
-def _map_file(path: Path) -> NDArray[np.uint8]:
+def map_file(path: Path) -> NDArray[np.uint8]:
     """The file as read-only uint8 [size in bytes] over a shared mapping."""
     try:
         with path.open("rb") as file:

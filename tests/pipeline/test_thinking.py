@@ -72,7 +72,7 @@ class Handle:
 class Engine:
     def __init__(self, text: TextModel) -> None:
         self.text = text
-        self.spec = SimpleNamespace(end_ids=())  # the text side knows <|im_end|>
+        self.end_ids = text.end_ids  # the text side knows <|im_end|>
         self.context_tokens = 1000
         self.script: list[list[int]] = []
         self.prompts: list[tuple[int, int]] = []  # tokens kept, tokens new
