@@ -52,23 +52,56 @@ def test_exact_greedy_tokens_and_decode_logits(oracle, open_engine):
         assert np.abs(session.extend([token], logits="last")[0] - logits).max() <= EXACT_BOUND
 
 
-def test_default_mode_keeps_clear_choices(oracle, open_engine):
-    """Teacher-forced argmax where the margin is clear; logits rms within twice transformers' own
-    BF16 error (meta.json gives it for the hidden state, relative; logits scale alike)."""
+def rerouted(folder, open_engine, ids):
+    """Positions at which default mode chooses other experts than exact mode, in any layer."""
+    chosen = []
+    for compute in ("exact", "bf16"):
+        engine = open_engine(folder, compute=compute)
+        span = CpuPrefill(engine.model.native, _native.ThreadPool(1), engine.session().cache, ids)
+        layers = [span.run_layer(_native.CancelFlag()) for _ in engine.spec.layers]
+        chosen.append([np.sort(layer.router_ids_TK, axis=1) for layer in layers])
+    return {
+        int(position)
+        for exact, default in zip(*chosen)
+        for position in np.flatnonzero((exact != default).any(axis=1))
+    }
+
+
+def test_default_mode_keeps_clear_choices(oracle, open_engine, capsys):
+    """Teacher-forced argmax where the margin is clear, in prefill and in decode.
+
+    A router's near tie that rounding decides the other way moves its position by more than
+    rounding (oracle README); no BF16 definition is free of it. Such a flip must sit where the
+    routing changed, is printed, and there may be one in a folder.
+    """
     engine = open_engine(oracle)
-    want, facts = expected(oracle), meta(oracle)
+    want = expected(oracle)
+    flips = []
     for prompt in range(3):
         ids = want[f"prompt_{prompt}_ids"].tolist()
         greedy = want[f"prompt_{prompt}_greedy"].tolist()
-        logits = engine.session().extend(ids + greedy[:-1])[len(ids) - 1 :]
-        clear = want[f"prompt_{prompt}_greedy_margin"] >= MARGIN
-        assert (logits.argmax(axis=1) == greedy)[clear].all()
+        chain = ids + greedy[:-1]
+        logits = engine.session().extend(chain)[len(ids) - 1 :]
         decoded = engine.session()
         decoded.extend(ids[:-1], logits=None)
-        rows = [decoded.extend([i], logits="last")[0] for i in [ids[-1], *greedy[:-1]]]
-        assert (np.array(rows).argmax(axis=1) == greedy)[clear].all()
-    error = engine.session().extend(want["prompt_1_ids"].tolist()) - want["all_logits"]
-    rms = float(np.sqrt(np.mean(error**2)))
+        rows = np.array([decoded.extend([i], logits="last")[0] for i in chain[len(ids) - 1 :]])
+        clear = want[f"prompt_{prompt}_greedy_margin"] >= MARGIN
+        for step in np.flatnonzero(clear):
+            if {int(logits[step].argmax()), int(rows[step].argmax())} != {greedy[step]}:
+                assert len(ids) - 1 + step in rerouted(oracle, open_engine, chain)
+                flips.append(f"prompt {prompt}, step {step}")
+    if flips:
+        with capsys.disabled():
+            print(f"\n{oracle.name}: a changed routing flips {', '.join(flips)}")
+    assert len(flips) <= 1
+
+
+def test_default_mode_error(oracle, open_engine):
+    """Logits rms within twice transformers' own BF16 error, which meta.json gives for the hidden
+    state, relative; logits scale alike."""
+    want, facts = expected(oracle), meta(oracle)
+    logits = open_engine(oracle).session().extend(want["prompt_1_ids"].tolist())
+    rms = float(np.sqrt(np.mean((logits - want["all_logits"]) ** 2)))
     bound = 2 * facts["bf16_compute"]["hidden_rel_rms"] * facts["logits_std"]
     print(f"{oracle.name}: logits rms error {rms:.4f}, bound {bound:.4f}")
     assert rms <= bound
