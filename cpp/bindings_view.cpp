@@ -61,6 +61,9 @@ const FormatRow& find_format(std::string_view name) {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// Columns at whose multiples a view can be cut.
+int64_t cut_of(Format format) { return format == Format::kGPTQ ? 8 : unit_of(format).cols; }
+
 // Columns that a stored row's `units` times the format's unit hold.
 int64_t columns(const FormatRow& row, const py::array& data, const py::object& cols) {
   const Unit unit = unit_of(row.format);
@@ -95,6 +98,8 @@ void set_data(MatrixView& view, const FormatRow& row, const py::array& data,
   check(data.shape(1) == 1 || data.strides(1) == item_stride,
         "the rows of data must be contiguous, or every second column with col_step 2");
   check(data.shape(0) == 1 || data.strides(0) >= row_bytes, "the rows of data overlap");
+  if (view.col_origin % cut_of(row.format) != 0)
+    refuse(row, "col_origin must be a multiple of " + std::to_string(cut_of(row.format)));
   view.data = static_cast<const uint8_t*>(data.data());
   view.row_stride_bytes = data.strides(0);
 }
@@ -149,14 +154,11 @@ void set_block(MatrixView& view, const FormatRow& row, const py::tuple& block) {
   view.block_cols = static_cast<int32_t>(block_cols);
   if (row.scales == Scales::kGridAndZeros) {
     if (block_cols != 1) refuse(row, "every column has scales of its own: block is (rows, 1)");
-    if (view.col_origin % 8 != 0) refuse(row, "col_origin must be a multiple of 8");
     return;
   }
   const int64_t unit = unit_of(row.format).cols;
-  if (view.col_origin % unit != 0 ||
-      (block_cols % unit != 0 && view.col_origin + view.cols > block_cols))
-    refuse(row, "col_origin and the columns of a block must be multiples of " +
-                    std::to_string(unit));
+  if (block_cols % unit != 0 && view.col_origin + view.cols > block_cols)
+    refuse(row, "the columns of a block must be a multiple of " + std::to_string(unit));
 }
 
 void set_group_index(MatrixView& view, const FormatRow& row, const py::object& group_index,
@@ -239,7 +241,7 @@ PyMatrixView row_slice(const PyMatrixView& self, int64_t begin, int64_t count) {
 PyMatrixView col_slice(const PyMatrixView& self, int64_t begin, int64_t count) {
   const MatrixView& view = self.view;
   check(begin >= 0 && count >= 1 && begin <= view.cols - count, "columns out of range");
-  const int64_t unit = view.format == Format::kGPTQ ? 8 : unit_of(view.format).cols;
+  const int64_t unit = cut_of(view.format);
   if (begin % unit != 0 || (count % unit != 0 && begin + count != view.cols))
     refuse(row_of(view.format), "columns can be cut at multiples of " + std::to_string(unit));
   return {view.col_slice(begin, count), self.owners};

@@ -114,12 +114,12 @@ class Reader:
         cols, scale = layer.cols, _scale_of(layer)
         packed = self.raw(layer.weight, first * cols // 2, last * cols // 2).view(np.uint32)
         nibbles = (packed[:, None] >> _NIBBLES) & np.uint32(15)
-        values = nibbles.astype(np.float32)
+        values: NDArray[np.float32] = nibbles.astype(np.float32)
         values -= 8
         num_groups = scale.shape[1]
         grouped = values.reshape(last - first, num_groups, cols // num_groups)
         grouped *= self._plain(scale, num_groups, first, last)[:, :, None]
-        return grouped.reshape(last - first, cols)
+        return values.reshape(last - first, cols)
 
     def _mxfp4(self, layer: Layer, first: int, last: int) -> NDArray[np.float32]:
         _, inputs, outputs = layer.shape

@@ -78,7 +78,8 @@ def _e4m3_piece(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     np.copyto(codes, shifted, where=absolute < np.float32(2.0**-6))
     np.minimum(codes, np.uint32(_E4M3_MAX_CODE), out=codes)
     codes |= (bits >> np.uint32(24)) & np.uint32(0x80)
-    return codes.astype(np.uint8)
+    narrow: NDArray[np.uint8] = codes.astype(np.uint8)
+    return narrow
 
 
 def e8m0_to_f32(codes: NDArray[np.uint8]) -> NDArray[np.float32]:

@@ -15,7 +15,7 @@ from moechat.quantize.int4 import GROUP
 from moechat.quantize.journal import JOURNAL_NAME
 from moechat.quantize.plan import Plan
 from moechat.quantize.target import PART_SUFFIX
-from moechat.weights.mapped import INDEX_NAME, Checkpoint
+from moechat.weights.mapped import Checkpoint
 
 CONFIG_NAME = "config.json"
 _CONFIG_LIMIT_BYTES = 16_000_000
@@ -74,7 +74,7 @@ def source_identity(checkpoint: Checkpoint, files: list[Path]) -> str:
         digest.update(f"{path.name!a} {status.st_size} {status.st_mtime_ns}\n".encode())
     for content in contents.values():
         header_bytes = int.from_bytes(content[:8].tobytes(), "little")
-        digest.update(content[: 8 + header_bytes])
+        digest.update(content[: 8 + header_bytes].data)
     return digest.hexdigest()
 
 
@@ -109,7 +109,7 @@ def new_index(plan: Plan) -> bytes:
 
 def _int4_config(unquantised: list[str]) -> dict[str, Any]:
     """As the public compressed-tensors checkpoints have it."""
-    weights = {
+    weights: dict[str, Any] = {
         "actorder": None,
         "block_structure": None,
         "dynamic": False,
@@ -146,14 +146,3 @@ def _fp8_config(unquantised: list[str]) -> dict[str, Any]:
         "quant_method": "fp8",
         "weight_block_size": [BLOCK, BLOCK],
     }
-
-
-__all__ = [
-    "CONFIG_NAME",
-    "INDEX_NAME",
-    "new_config",
-    "new_index",
-    "other_files",
-    "read_config",
-    "source_identity",
-]

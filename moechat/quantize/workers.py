@@ -13,7 +13,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from moechat.errors import MoechatError
 
@@ -29,16 +29,21 @@ class Workers(Generic[_Task, _Result]):
         context = multiprocessing.get_context("fork")
         self._pipes: list[Connection] = []
         self._processes = []
-        for _ in range(count):
-            ours, theirs = context.Pipe()
-            self._pipes.append(ours)
-            # It inherits our ends of all pipes so far, and must not keep any of them open.
-            process = context.Process(
-                target=_serve, args=(function, theirs, list(self._pipes)), daemon=True
-            )
-            process.start()
-            theirs.close()
-            self._processes.append(process)
+        # Ctrl-C reaches all processes, and the first decides: no moment when a worker heeds it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            for _ in range(count):
+                ours, theirs = context.Pipe()
+                self._pipes.append(ours)
+                # It inherits our ends of all pipes so far, and must not keep any of them open.
+                process = context.Process(
+                    target=_serve, args=(function, theirs, list(self._pipes)), daemon=True
+                )
+                process.start()
+                theirs.close()
+                self._processes.append(process)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def __enter__(self) -> Workers[_Task, _Result]:
         return self
@@ -75,7 +80,7 @@ class Workers(Generic[_Task, _Result]):
                 return
             for pipe in wait(list(under_way), timeout=_POLL_SECONDS):
                 assert isinstance(pipe, Connection)
-                result: _Result = _receive(pipe)
+                result: Any = _receive(pipe)
                 idle.append(pipe)
                 yield under_way.pop(pipe), result
 
@@ -87,7 +92,7 @@ def _send(pipe: Connection, task: object) -> None:
         raise _died() from None
 
 
-def _receive(pipe: Connection) -> object:
+def _receive(pipe: Connection) -> Any:
     try:
         succeeded, result = pipe.recv()
     except (EOFError, OSError):
@@ -109,7 +114,7 @@ def _serve(
     function: Callable[[object], object], pipe: Connection, others: list[Connection]
 ) -> None:
     """What a worker does until its pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the first process decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     for other in others:
         other.close()
     while True:

@@ -195,7 +195,9 @@ def test_gguf_rows_are_whole_blocks() -> None:
     for format, bytes_ in [("q8_0", 33), ("q4_k", 143), ("q6_k", 420 + 1), ("mxfp4_block", 16)]:
         data = np.zeros((2, bytes_), np.uint8)
         refused(lambda data=data, format=format: _native.MatrixView(format, data), "multiple of")
-    assert _native.MatrixView("q6_k", np.zeros((2, 420), np.uint8)).cols == 512
+    data = np.zeros((2, 420), np.uint8)
+    assert _native.MatrixView("q6_k", data).cols == 512
+    refused(lambda: _native.MatrixView("q6_k", data, col_origin=32), "col_origin")
 
 
 @pytest.mark.parametrize(
@@ -208,7 +210,7 @@ def test_blocks_end_between_packed_units(
     data = np.zeros((3, 40), np.int32 if format == "int4" else np.uint8)
     scale = np.ones((3, 200), np.float32)
     refused(
-        lambda: _native.MatrixView(format, data, scale, block, 0, col_origin), format, "multiples"
+        lambda: _native.MatrixView(format, data, scale, block, 0, col_origin), format, "multiple of"
     )
 
 

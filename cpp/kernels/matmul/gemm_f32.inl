@@ -6,36 +6,57 @@ constexpr int64_t kDepth = 256;                    // columns packed at a time
 constexpr int64_t kPanels = 256 / kPanel;          // panels packed at a time
 constexpr int64_t kChunk = 120;                    // rows of x copied at a time
 
-// packed[k - k0][n] = W[row + n][k] * scale for n < kPanel, zeros for rows beyond row_end. `g` is
-// the group of k0 and is left at that of the last column.
+// tile[v][i] = lanes of columns [k, k + count) of stored row `row` + i, values; zeros for rows from
+// row_end on.
+template <Format kFormat>
+[[gnu::always_inline]] inline void decode_rows(const MatrixView& w, int64_t row, int64_t row_end,
+                                               int64_t k, int64_t count, const Lanes* scale,
+                                               Lanes (*tile)[kLanes]) {
+  for (int i = 0; i < kLanes; ++i) {
+    Lanes out[kTileLanes];
+    const uint8_t* data = w.data + (row + i) * w.row_stride_bytes;
+    if (row + i < row_end) decode_tile<kFormat, true>(data, k, count, out);
+#pragma GCC unroll 4
+    for (int v = 0; v < kTileLanes; ++v) {
+      if (row + i >= row_end)
+        tile[v][i] = zero();
+      else if constexpr (Decoder<kFormat>::kScaling == Scaling::kGrid)
+        tile[v][i] = mul(out[v], scale[i]);
+      else if constexpr (Decoder<kFormat>::kScaling == Scaling::kBlock)
+        tile[v][i] = mul(out[v], broadcast(Decoder<kFormat>::scale(data, k)));
+      else
+        tile[v][i] = out[v];
+    }
+  }
+}
+
+// packed[k - k0][n] = W[row + n][k] for n < kPanel, zeros for rows beyond row_end. `g` is the group
+// of k0 and is left at that of the last column.
 template <Format kFormat>
 void pack_panel(const MatrixView& w, int64_t row, int64_t row_end, int64_t k0, int64_t depth,
                 Groups& g, float* packed) {
   const Groups start = g;
   for (int64_t n = 0; n < kPanel; n += kLanes) {
     g = start;
-    const uint8_t* scales[kLanes];
-    for (int i = 0; i < kLanes; ++i)
-      scales[i] = row + n + i < row_end ? scale_row(w, row + n + i) : nullptr;
     for (int64_t k = k0; k < k0 + depth;) {
       if (k == g.end) g.next();
       const int64_t end = g.end < k0 + depth ? g.end : k0 + depth;
       Lanes scale[kLanes];
-      for (int i = 0; i < kLanes; ++i)
-        scale[i] = scales[i] == nullptr ? zero() : broadcast(gain<kFormat>(scales[i], g.scale_col));
-      for (; k < end; k += kLanes) {
-        const int64_t count = end - k < kLanes ? end - k : kLanes;
-        Lanes tile[kLanes];
-        for (int i = 0; i < kLanes; ++i) {
-          tile[i] = zero();
-          if (row + n + i >= row_end) continue;
-          const uint8_t* p =
-              w.data + (row + n + i) * w.row_stride_bytes + k * element_bytes(kFormat);
-          tile[i] = count == kLanes ? decode<kFormat>(p) : decode<kFormat>(p, count);
-          if constexpr (kFormat == Format::kFP8) tile[i] = mul(tile[i], scale[i]);
+      if constexpr (Decoder<kFormat>::kScaling == Scaling::kGrid)
+        for (int i = 0; i < kLanes; ++i)
+          if (row + n + i < row_end)
+            scale[i] = broadcast(Decoder<kFormat>::kGain * load_scale(w.scale_type,
+                                                                      scale_row(w, row + n + i),
+                                                                      g.scale_index));
+      for (; k < end; k += kTile) {
+        const int64_t count = end - k < kTile ? end - k : kTile;
+        Lanes tile[kTileLanes][kLanes];
+        decode_rows<kFormat>(w, row + n, row_end, k, count, scale, tile);
+        for (int v = 0; v < kTileLanes; ++v) {
+          transpose(tile[v]);
+          for (int64_t i = 0; i < kLanes && v * kLanes + i < count; ++i)
+            store(packed + (k - k0 + v * kLanes + i) * kPanel + n, tile[v][i]);
         }
-        transpose(tile);
-        for (int64_t i = 0; i < count; ++i) store(packed + (k - k0 + i) * kPanel + n, tile[i]);
       }
       k = end;
     }
@@ -122,17 +143,13 @@ void gemm_format(const MatrixView& w, int64_t row_begin, int64_t row_end, Comput
 
 void gemm(const MatrixView& w, int64_t row_begin, int64_t row_end, Compute compute,
           const float* const* x, int64_t num_rows, float* const* y, void* scratch) {
-  if (!vectorised(w)) return kMatmulRef.gemm(w, row_begin, row_end, compute, x, num_rows, y, scratch);
   if (num_rows <= kMaxGemvRows)  // too few rows to pay for the transposition
     return gemv(w, row_begin, row_end, compute, x, static_cast<int>(num_rows), y, scratch);
-  float* floats = static_cast<float*>(scratch);
-  switch (w.format) {
-    case Format::kF32:
-      return gemm_format<Format::kF32>(w, row_begin, row_end, compute, x, num_rows, y, floats);
-    case Format::kBF16:
-      return gemm_format<Format::kBF16>(w, row_begin, row_end, compute, x, num_rows, y, floats);
-    case Format::kFP8:
-      return gemm_format<Format::kFP8>(w, row_begin, row_end, compute, x, num_rows, y, floats);
-    default: return;
-  }
+  if (!row_decoders(w))
+    return kMatmulRef.gemm(w, row_begin, row_end, compute, x, num_rows, y, scratch);
+  for_format(w.format, [&](auto format) {
+    if constexpr (Decoder<format.value>::kScaling != Scaling::kColumn)
+      gemm_format<format.value>(w, row_begin, row_end, compute, x, num_rows, y,
+                                static_cast<float*>(scratch));
+  });
 }

@@ -5,89 +5,117 @@
 // num_rows are: lanes over k within a group, group sums times scale in k order, then the lanes.
 // A row with an FP8 NaN gives NaN whatever it meets, so NaN is looked for a row at a time.
 
+// Rows of activations, and room for the scales of four weight rows.
+struct GemvInputs {
+  const float* x;  // [num_rows], x_stride apart
+  int64_t x_stride;
+  int num_rows;
+  float* scales;  // [4], scale_stride apart
+  int64_t scale_stride;
+};
+
 template <Format kFormat, int kRows>
 struct RowTile {
-  static constexpr int64_t kElement =
-      kFormat == Format::kF32 ? 4 : kFormat == Format::kBF16 ? 2 : 1;
-  static constexpr int kSteps = kGroup / kLanes;
+  static constexpr Scaling kScaling = Decoder<kFormat>::kScaling;
+  static constexpr Unit kUnit = unit_of(kFormat);
+  static constexpr int64_t kTiles = kGroup / kTile;
 
-  [[gnu::always_inline]] RowTile(const MatrixView& w_, int64_t row_, const float* x_,
-                                 int64_t x_stride_, int num_rows_)
-      : w(w_), row(row_), x(x_), x_stride(x_stride_), num_rows(num_rows_) {
+  [[gnu::always_inline]] RowTile(const MatrixView& w_, int64_t row_, const GemvInputs& in_)
+      : w(w_), row(row_), in(in_) {
 #pragma GCC unroll 4
-    for (int i = 0; i < kRows; ++i) scales[i] = scale_row(w, row + i);
+    for (int i = 0; i < kRows; ++i) {
+      data[i] = w.data + (row + i) * w.row_stride_bytes;
+      if constexpr (kScaling == Scaling::kGrid)
+        convert_scales(w.scale_type, scale_row(w, row + i), num_scales(w), Decoder<kFormat>::kGain,
+                       in.scales + i * in.scale_stride);
+    }
   }
 
   const MatrixView& w;
   const int64_t row;
-  const float* const x;  // [num_rows] rows, x_stride apart
-  const int64_t x_stride;
-  const int num_rows;
-  const uint8_t* scales[kRows];
+  const GemvInputs& in;
+  const uint8_t* data[kRows];
   Lanes total[kMaxGemvRows][kRows];
   NaNProbe probe[kRows];
 
-  // One group; with kFull it has kGroup columns. With kSingle (one activation row) the weights
-  // never leave the registers.
-  template <bool kSingle, bool kFull>
+  [[gnu::always_inline]] Lanes scale(int i, const Groups& g) const {
+    if constexpr (kScaling == Scaling::kGrid)
+      return broadcast(in.scales[i * in.scale_stride + g.scale_index]);
+    if constexpr (kScaling == Scaling::kBlock)
+      return broadcast(Decoder<kFormat>::scale(data[i], g.begin));
+    return zero();  // not used
+  }
+
+  // The same bytes of the rows that are next in turn.
+  [[gnu::always_inline]] void prefetch(int i, const Groups& g, int64_t count) const {
+    const uint8_t* next = data[i] + kRows * w.row_stride_bytes + g.begin * kUnit.bytes / kUnit.cols;
+    for (int64_t byte = 0; byte < count * kUnit.bytes / kUnit.cols; byte += 64)
+      _mm_prefetch(reinterpret_cast<const char*>(next + byte), _MM_HINT_T0);
+  }
+
+  // One group: kWhole whole tiles or, with 0, whatever it has. With kSingle (one activation row)
+  // the weights never leave the registers.
+  template <bool kSingle, int64_t kWhole>
   [[gnu::always_inline]] void group(const Groups& g) {
-    const uint8_t* p = w.data + row * w.row_stride_bytes + g.begin * kElement;
-    const int64_t steps = kFull ? kSteps : g.count() / kLanes;
-    const int64_t tail = kFull ? 0 : g.count() % kLanes;
-    Lanes scale[kRows], weight[kRows][kSteps + 1];
+    const int64_t count = kWhole > 0 ? kWhole * kTile : g.count();
+    Lanes factor[kRows], weight[kRows][kTiles * kTileLanes];
 #pragma GCC unroll 4
     for (int i = 0; i < kRows; ++i) {
-      const uint8_t* q = p + i * w.row_stride_bytes;
-#pragma GCC unroll 8
-      for (int64_t byte = 0; byte < kGroup * kElement; byte += 64)
-        _mm_prefetch(reinterpret_cast<const char*>(q + kRows * w.row_stride_bytes + byte),
-                     _MM_HINT_T0);
-      scale[i] = broadcast(gain<kFormat>(scales[i], g.scale_col));
-      if constexpr (kFormat == Format::kFP8) probe[i].add(q, kFull ? kGroup : g.count());
+      prefetch(i, g, count);
+      factor[i] = scale(i, g);
+      if constexpr (kFormat == Format::kFP8) probe[i].add(data[i] + g.begin, count);
       if constexpr (kSingle) continue;
-      for (int64_t s = 0; s < steps; ++s)
-        weight[i][s] = decode<kFormat, false>(q + s * kLanes * kElement);
-      if (tail > 0) weight[i][steps] = decode<kFormat, false>(q + steps * kLanes * kElement, tail);
+      for (int64_t k = 0; k < count; k += kTile)
+        decode_tile<kFormat, false>(data[i], g.begin + k, whole_or<kWhole>(count - k),
+                                    weight[i] + k / kLanes);
     }
-    for (int r = 0; r < (kSingle ? 1 : num_rows); ++r) {
-      const float* input = x + r * x_stride + g.begin;
+    for (int r = 0; r < (kSingle ? 1 : in.num_rows); ++r) {
+      const float* x = in.x + r * in.x_stride + g.begin;
       Lanes acc[kRows];
 #pragma GCC unroll 4
       for (int i = 0; i < kRows; ++i) acc[i] = zero();
-      for (int64_t s = 0; s < steps; ++s) {
-        const Lanes v = load(input + s * kLanes);
-        const uint8_t* q = p + s * kLanes * kElement;
+      for (int64_t k = 0; k < count; k += kTile) {
+        Lanes input[kTileLanes];
 #pragma GCC unroll 4
-        for (int i = 0; i < kRows; ++i)
-          acc[i] = fma(kSingle ? decode<kFormat, false>(q + i * w.row_stride_bytes) : weight[i][s],
-                       v, acc[i]);
+        for (int v = 0; v < kTileLanes; ++v)
+          input[v] = kWhole > 0 ? load(x + k + v * kLanes)
+                                : load_some(x + k + v * kLanes, count - k - v * kLanes);
+#pragma GCC unroll 4
+        for (int i = 0; i < kRows; ++i) {
+          Lanes fresh[kTileLanes];
+          if constexpr (kSingle)
+            decode_tile<kFormat, false>(data[i], g.begin + k, whole_or<kWhole>(count - k), fresh);
+#pragma GCC unroll 4
+          for (int v = 0; v < kTileLanes; ++v)
+            acc[i] = fma(kSingle ? fresh[v] : weight[i][k / kLanes + v], input[v], acc[i]);
+        }
       }
-      if (tail > 0) {
-        const Lanes v = load(input + steps * kLanes, tail);
-        const uint8_t* q = p + steps * kLanes * kElement;
 #pragma GCC unroll 4
-        for (int i = 0; i < kRows; ++i)
-          acc[i] = fma(kSingle ? decode<kFormat, false>(q + i * w.row_stride_bytes, tail)
-                               : weight[i][steps],
-                       v, acc[i]);
-      }
-#pragma GCC unroll 4
-      for (int i = 0; i < kRows; ++i) total[r][i] = fma(acc[i], scale[i], total[r][i]);
+      for (int i = 0; i < kRows; ++i)
+        total[r][i] = kScaling == Scaling::kNone ? add(acc[i], total[r][i])
+                                                 : fma(acc[i], factor[i], total[r][i]);
     }
+  }
+
+  template <int64_t kWhole>
+  [[gnu::always_inline]] static int64_t whole_or(int64_t left) {
+    return kWhole > 0 || left > kTile ? kTile : left;
   }
 
   template <bool kSingle>
   [[gnu::always_inline]] void run(float* const* y) {
-    for (int r = 0; r < (kSingle ? 1 : num_rows); ++r)
+    for (int r = 0; r < (kSingle ? 1 : in.num_rows); ++r)
 #pragma GCC unroll 4
       for (int i = 0; i < kRows; ++i) total[r][i] = zero();
     for (Groups g(w); !g.done(); g.next()) {
-      if (g.count() == kGroup)
-        group<kSingle, true>(g);
+      if (kScaling == Scaling::kBlock || (kUnit.cols > 1 && g.count() == kTile))
+        group<kSingle, 1>(g);
+      else if (g.count() == kGroup)
+        group<kSingle, kTiles>(g);
       else
-        group<kSingle, false>(g);
+        group<kSingle, 0>(g);
     }
-    for (int r = 0; r < (kSingle ? 1 : num_rows); ++r)
+    for (int r = 0; r < (kSingle ? 1 : in.num_rows); ++r)
 #pragma GCC unroll 4
       for (int i = 0; i < kRows; ++i)
         y[r][row + i] = probe[i].found() ? __builtin_nanf("") : sum(total[r][i]);
@@ -95,36 +123,33 @@ struct RowTile {
 };
 
 template <Format kFormat, int kRows>
-[[gnu::always_inline]] inline void gemv_rows(const MatrixView& w, int64_t row, const float* x,
-                                             int64_t x_stride, int num_rows, float* const* y) {
-  RowTile<kFormat, kRows> tile(w, row, x, x_stride, num_rows);
-  if (num_rows == 1)
+[[gnu::always_inline]] inline void gemv_rows(const MatrixView& w, int64_t row, const GemvInputs& in,
+                                             float* const* y) {
+  RowTile<kFormat, kRows> tile(w, row, in);
+  if (in.num_rows == 1)
     tile.template run<true>(y);
   else
     tile.template run<false>(y);
 }
 
 template <Format kFormat>
-void gemv_format(const MatrixView& w, int64_t row_begin, int64_t row_end, const float* x,
-                 int64_t x_stride, int num_rows, float* const* y) {
+void gemv_format(const MatrixView& w, int64_t row_begin, int64_t row_end, const GemvInputs& in,
+                 float* const* y) {
   int64_t row = row_begin;
-  for (; row + 4 <= row_end; row += 4) gemv_rows<kFormat, 4>(w, row, x, x_stride, num_rows, y);
-  for (; row < row_end; ++row) gemv_rows<kFormat, 1>(w, row, x, x_stride, num_rows, y);
+  for (; row + 4 <= row_end; row += 4) gemv_rows<kFormat, 4>(w, row, in, y);
+  for (; row < row_end; ++row) gemv_rows<kFormat, 1>(w, row, in, y);
 }
 
 void gemv(const MatrixView& w, int64_t row_begin, int64_t row_end, Compute compute,
           const float* const* x, int num_rows, float* const* y, void* scratch) {
-  if (!vectorised(w)) return kMatmulRef.gemv(w, row_begin, row_end, compute, x, num_rows, y, scratch);
+  if (!row_decoders(w)) return kMatmulRef.gemv(w, row_begin, row_end, compute, x, num_rows, y, scratch);
   float* inputs = static_cast<float*>(scratch);
   const int64_t stride = (w.cols + kLanes - 1) / kLanes * kLanes;
   for (int r = 0; r < num_rows; ++r) copy_inputs(x[r], w.cols, compute, inputs + r * stride);
-  switch (w.format) {
-    case Format::kF32:
-      return gemv_format<Format::kF32>(w, row_begin, row_end, inputs, stride, num_rows, y);
-    case Format::kBF16:
-      return gemv_format<Format::kBF16>(w, row_begin, row_end, inputs, stride, num_rows, y);
-    case Format::kFP8:
-      return gemv_format<Format::kFP8>(w, row_begin, row_end, inputs, stride, num_rows, y);
-    default: return;
-  }
+  const int64_t scale_stride = (num_scales(w) + kLanes - 1) / kLanes * kLanes;
+  const GemvInputs in{inputs, stride, num_rows, inputs + num_rows * stride, scale_stride};
+  for_format(w.format, [&](auto format) {
+    if constexpr (Decoder<format.value>::kScaling != Scaling::kColumn)
+      gemv_format<format.value>(w, row_begin, row_end, in, y);
+  });
 }

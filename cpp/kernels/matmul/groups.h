@@ -4,22 +4,34 @@
 #include <cstdint>
 
 #include "common/matrix_view.h"
+#include "common/number_formats.h"
 
 namespace moechat {
 
 constexpr int64_t kGroup = 128;  // columns between two uses of a scale
 
+// Columns that share a scale; 0 for formats whose decoders yield values.
+[[gnu::always_inline]] inline int64_t scale_columns(const MatrixView& w) {
+  switch (w.format) {
+    case Format::kFP8:
+    case Format::kMXFP4:
+    case Format::kInt4: return w.block_cols;
+    case Format::kQ8_0:
+    case Format::kQ4_0:
+    case Format::kQ5_0:
+    case Format::kMXFP4Block: return 32;
+    default: return 0;
+  }
+}
+
 struct Groups {
   int64_t begin = 0;
   int64_t end = 0;
-  int64_t scale_col = 0;  // of this group, in the scale grid
+  int64_t scale_index = 0;  // of this group, counted from the first group's
 
-  [[gnu::always_inline]] explicit Groups(const MatrixView& w) : cols_(w.cols), edge_(w.cols) {
-    if (w.format == Format::kFP8) {
-      block_cols_ = w.block_cols;
-      scale_col = w.col_origin / block_cols_;
-      edge_ = block_cols_ - w.col_origin % block_cols_;
-    }
+  [[gnu::always_inline]] explicit Groups(const MatrixView& w)
+      : cols_(w.cols), edge_(w.cols), block_cols_(scale_columns(w)) {
+    if (block_cols_ > 0) edge_ = block_cols_ - w.col_origin % block_cols_;
     set_end();
   }
   [[gnu::always_inline]] bool done() const { return begin >= cols_; }
@@ -28,7 +40,7 @@ struct Groups {
     begin = end;
     if (begin == edge_) {
       edge_ += block_cols_;
-      ++scale_col;
+      ++scale_index;
     }
     set_end();
   }
@@ -40,13 +52,29 @@ struct Groups {
     end = cols_ < end ? cols_ : end;
   }
 
-  int64_t cols_, edge_, block_cols_ = 0;
+  int64_t cols_, edge_, block_cols_;
 };
 
-// The row of the scale grid that weight row `row` uses; null for formats without scales.
+// Scales of a row of the view, in the grid.
+[[gnu::always_inline]] inline int64_t num_scales(const MatrixView& w) {
+  return (w.col_origin + w.cols - 1) / w.block_cols - w.col_origin / w.block_cols + 1;
+}
+
+// The scale of stored row `row` at its first column; those of the next groups follow.
 [[gnu::always_inline]] inline const uint8_t* scale_row(const MatrixView& w, int64_t row) {
-  if (w.format != Format::kFP8) return nullptr;
-  return w.scale + (row + w.row_origin) / w.block_rows * w.scale_row_stride_bytes;
+  return w.scale + w.grid_row(row) * w.scale_row_stride_bytes +
+         w.col_origin / w.block_cols * scale_bytes(w.scale_type);
+}
+
+// Scale number `index` from p.
+[[gnu::always_inline]] inline float load_scale(ScaleType type, const uint8_t* p, int64_t index) {
+  switch (type) {
+    case ScaleType::kF32: return load_f32(p + 4 * index);
+    case ScaleType::kBF16: return bf16_to_f32(load_u16(p + 2 * index));
+    case ScaleType::kF16: return f16_to_f32(load_u16(p + 2 * index));
+    case ScaleType::kE8M0: return e8m0_to_f32(p[index]);
+  }
+  return 0;
 }
 
 }  // namespace moechat

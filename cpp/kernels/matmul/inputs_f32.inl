@@ -1,19 +1,6 @@
-// What the float32 skeletons share. Every *_f32.inl is included inside the namespace of one
-// instruction set, after its lanes_<isa>.h, this one first: no inline function compiled for one set
-// can be linked into another.
-//
-// FP8 decoders return 2^-8 of the value; kGain puts it back, folded into the block scale.
-
-template <Format kFormat>
-constexpr float kGain = kFormat == Format::kFP8 ? 256.0f : 1.0f;
-
-// The scale in column `scale_col` of a row of the grid, times kGain; 1 for formats without scales.
-template <Format kFormat>
-[[gnu::always_inline]] inline float gain(const uint8_t* scale_row, int64_t scale_col) {
-  if constexpr (kFormat == Format::kFP8)
-    return load_f32(scale_row + 4 * scale_col) * kGain<kFormat>;
-  return 1.0f;
-}
+// What the float32 skeletons share. Every *.inl is included inside the namespace of one instruction
+// set, after its lanes_<isa>.h, decoders.inl and this one first: no inline function compiled for one
+// set can be linked into another.
 
 // dst = src, rounded to BF16 when asked.
 [[gnu::always_inline]] inline void copy_inputs(const float* src, int64_t n, Compute compute,
@@ -28,9 +15,30 @@ template <Format kFormat>
   store(dst + i, compute == Compute::kBF16 ? round_bf16(v) : v, n - i);
 }
 
-// Formats that have decoders here; the others take the reference kernels.
-[[gnu::always_inline]] inline bool vectorised(const MatrixView& w) {
-  if (w.col_step != 1) return false;
-  return w.format == Format::kF32 || w.format == Format::kBF16 ||
-         (w.format == Format::kFP8 && w.scale_type == ScaleType::kF32);
+// kLanes scales as float32, exactly.
+[[gnu::always_inline]] inline Lanes load_scales(ScaleType type, const uint8_t* p) {
+  switch (type) {
+    case ScaleType::kF32: return from_bits(load_words(p));
+    case ScaleType::kBF16: return from_bits(load_halves(p) << 16);
+    case ScaleType::kF16: return load_f16(p);
+    case ScaleType::kE8M0: break;
+  }
+  const Ints code = load_bytes(p);
+  Ints bits = code << 23;
+  bits = code == 0u ? Ints{} + 0x00400000u : bits;  // 2^-127 is denormal
+  return from_bits(code == 255u ? Ints{} + 0x7fc00000u : bits);
+}
+
+// dst = n scales times `gain`; dst has room for whole lanes.
+[[gnu::always_inline]] inline void convert_scales(ScaleType type, const uint8_t* p, int64_t n,
+                                                  float gain, float* dst) {
+  const Lanes factor = broadcast(gain);
+  const int64_t item = scale_bytes(type);
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    store(dst + i, mul(load_scales(type, p + i * item), factor));
+  if (i == n) return;
+  alignas(64) uint8_t bytes[4 * kLanes] = {};
+  std::memcpy(bytes, p + i * item, static_cast<size_t>((n - i) * item));
+  store(dst + i, mul(load_scales(type, bytes), factor));
 }

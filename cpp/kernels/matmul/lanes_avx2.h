@@ -1,4 +1,5 @@
-// 8 float lanes and the tile decoders of AVX2 (with FMA and F16C). Only for files of that suffix.
+// 8 float lanes of AVX2 (with FMA and F16C), and what decoders are made of. Only for files of that
+// suffix.
 #pragma once
 #include <immintrin.h>
 
@@ -11,11 +12,11 @@ namespace moechat {
 namespace matmul_avx2 {
 
 using Lanes = __m256;
+using Ints = uint32_t __attribute__((vector_size(32)));  // lanes of 32 bits; takes operators
 constexpr int kLanes = 8;
 constexpr int kGemmRows = 6;      // register block of gemm: rows x vectors of columns
 constexpr int kGemmVectors = 2;
-constexpr int kOuterRows = 4;     // register block of gemv_transposed
-constexpr int kOuterVectors = 2;
+constexpr int kOuterRows = 2;     // register block of gemv_transposed
 
 [[gnu::always_inline]] inline __m256i first(int64_t n) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)),
@@ -27,15 +28,16 @@ constexpr int kOuterVectors = 2;
 [[gnu::always_inline]] inline Lanes load(const float* p, int64_t n) {
   return _mm256_maskload_ps(p, first(n));
 }
-// n in 0..kLanes.
+// Zeros behind the first n; nothing is read when n <= 0.
 [[gnu::always_inline]] inline Lanes load_some(const float* p, int64_t n) {
-  return n == kLanes ? load(p) : n > 0 ? load(p, n) : zero();
+  return n >= kLanes ? load(p) : n > 0 ? load(p, n) : zero();
 }
 [[gnu::always_inline]] inline void store(float* p, Lanes v) { _mm256_storeu_ps(p, v); }
 [[gnu::always_inline]] inline void store(float* p, Lanes v, int64_t n) {
   _mm256_maskstore_ps(p, first(n), v);
 }
 [[gnu::always_inline]] inline Lanes mul(Lanes a, Lanes b) { return _mm256_mul_ps(a, b); }
+[[gnu::always_inline]] inline Lanes sub(Lanes a, Lanes b) { return _mm256_sub_ps(a, b); }
 [[gnu::always_inline]] inline Lanes add(Lanes a, Lanes b) { return _mm256_add_ps(a, b); }
 [[gnu::always_inline]] inline Lanes fma(Lanes a, Lanes b, Lanes c) {
   return _mm256_fmadd_ps(a, b, c);
@@ -55,10 +57,50 @@ constexpr int kOuterVectors = 2;
   return _mm256_blendv_ps(_mm256_castsi256_ps(kept), v, _mm256_cmp_ps(v, v, _CMP_UNORD_Q));
 }
 
+// Zeros in all lanes but the first n; n may lie outside 0..kLanes.
+[[gnu::always_inline]] inline Lanes keep_first(Lanes v, int64_t n) {
+  return _mm256_and_ps(v, _mm256_castsi256_ps(first(n)));
+}
+
+[[gnu::always_inline]] inline Ints load_words(const uint8_t* p) {
+  return (Ints)_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+}
+// Lane i gets the int32 that holds nibble i of the run at p.
+[[gnu::always_inline]] inline Ints words_of_nibbles(const uint8_t* p) {
+  return (Ints)_mm256_set1_epi32(static_cast<int>(load_u32(p)));
+}
+[[gnu::always_inline]] inline Ints load_bytes(const uint8_t* p) {
+  return (Ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+}
+[[gnu::always_inline]] inline Ints load_signed_bytes(const uint8_t* p) {
+  return (Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+}
+[[gnu::always_inline]] inline Ints load_halves(const uint8_t* p) {
+  return (Ints)_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+// Of signed integers.
+[[gnu::always_inline]] inline Lanes to_float(Ints v) { return _mm256_cvtepi32_ps((__m256i)v); }
+[[gnu::always_inline]] inline Lanes from_bits(Ints v) { return (Lanes)v; }
+[[gnu::always_inline]] inline Lanes load_f16(const uint8_t* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+[[gnu::always_inline]] inline float f16_at(const uint8_t* p) { return _cvtsh_ss(load_u16(p)); }
+
+// Values of 4-bit codes; the upper bits of a lane are ignored.
+[[gnu::always_inline]] inline Lanes e2m1(Ints code) {
+  const Lanes values = _mm256_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6);
+  const Ints sign = (code & 8u) << 28;
+  return _mm256_or_ps(_mm256_permutevar8x32_ps(values, (__m256i)code), from_bits(sign));
+}
+[[gnu::always_inline]] inline Lanes int4(Ints code) {  // code - 8
+  return to_float((code & 15u) - 8u);
+}
+
 // FP8 e4m3 as FP16 bits: exponent bias 7 against 15, so the value is 2^-8 of the true one.
 // Subnormals are exact. The NaN codes become FP16 NaN where kNaN, else some number.
 template <bool kNaN>
-[[gnu::always_inline]] inline Lanes decode_fp8(__m128i codes) {
+[[gnu::always_inline]] inline Lanes load_fp8(const uint8_t* p) {
+  const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
   const __m128i shifted = _mm_slli_epi16(_mm_cvtepi8_epi16(codes), 7);  // sign in bits 15 and 14
   __m128i half = _mm_and_si128(shifted, _mm_set1_epi16(static_cast<short>(0xbfff)));
   if constexpr (kNaN) {
@@ -67,25 +109,6 @@ template <bool kNaN>
     half = _mm_or_si128(half, _mm_and_si128(nan, _mm_set1_epi16(0x7e00)));
   }
   return _mm256_cvtph_ps(half);
-}
-[[gnu::always_inline]] inline Lanes decode_bf16(__m128i bits) {
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
-}
-
-template <Format kFormat, bool kNaN = true>
-[[gnu::always_inline]] inline Lanes decode(const uint8_t* p) {
-  if constexpr (kFormat == Format::kF32) return _mm256_loadu_ps(reinterpret_cast<const float*>(p));
-  if constexpr (kFormat == Format::kBF16)
-    return decode_bf16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-  return decode_fp8<kNaN>(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
-}
-
-// The first n < kLanes weights, zeros behind; nothing beyond them is read.
-template <Format kFormat, bool kNaN = true>
-[[gnu::always_inline]] inline Lanes decode(const uint8_t* p, int64_t n) {
-  alignas(32) uint8_t bytes[32] = {};
-  std::memcpy(bytes, p, static_cast<size_t>(n * element_bytes(kFormat)));
-  return decode<kFormat, kNaN>(bytes);
 }
 
 // Remembers whether any FP8 code it has seen is NaN.
@@ -96,7 +119,7 @@ struct NaNProbe {
     int64_t i = 0;
     for (; i + 32 <= n; i += 32)
       add(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + i)));
-    if (i == n) return;
+    if (i >= n) return;
     alignas(32) uint8_t bytes[32] = {};
     std::memcpy(bytes, codes + i, static_cast<size_t>(n - i));
     add(_mm256_load_si256(reinterpret_cast<const __m256i*>(bytes)));

@@ -1,6 +1,9 @@
-// 16 float lanes and the tile decoders of AVX-512 (F, BW, DQ, VL). Only for files of that suffix.
+// 16 float lanes of AVX-512 (F, BW, DQ, VL), and what decoders are made of. Only for files of that
+// suffix.
 #pragma once
 #include <immintrin.h>
+
+#include <cstring>
 
 #include "common/matrix_view.h"
 #include "common/number_formats.h"
@@ -9,11 +12,11 @@ namespace moechat {
 namespace matmul_avx512 {
 
 using Lanes = __m512;
+using Ints = uint32_t __attribute__((vector_size(64)));  // lanes of 32 bits; takes operators
 constexpr int kLanes = 16;
 constexpr int kGemmRows = 12;     // register block of gemm: rows x vectors of columns
 constexpr int kGemmVectors = 2;
 constexpr int kOuterRows = 8;     // register block of gemv_transposed
-constexpr int kOuterVectors = 2;
 
 [[gnu::always_inline]] inline __mmask16 first(int64_t n) {
   return static_cast<__mmask16>((1u << n) - 1u);
@@ -24,15 +27,16 @@ constexpr int kOuterVectors = 2;
 [[gnu::always_inline]] inline Lanes load(const float* p, int64_t n) {
   return _mm512_maskz_loadu_ps(first(n), p);
 }
-// n in 0..kLanes.
+// Zeros behind the first n; nothing is read when n <= 0.
 [[gnu::always_inline]] inline Lanes load_some(const float* p, int64_t n) {
-  return n == kLanes ? load(p) : n > 0 ? load(p, n) : zero();
+  return n >= kLanes ? load(p) : n > 0 ? load(p, n) : zero();
 }
 [[gnu::always_inline]] inline void store(float* p, Lanes v) { _mm512_storeu_ps(p, v); }
 [[gnu::always_inline]] inline void store(float* p, Lanes v, int64_t n) {
   _mm512_mask_storeu_ps(p, first(n), v);
 }
 [[gnu::always_inline]] inline Lanes mul(Lanes a, Lanes b) { return _mm512_mul_ps(a, b); }
+[[gnu::always_inline]] inline Lanes sub(Lanes a, Lanes b) { return _mm512_sub_ps(a, b); }
 [[gnu::always_inline]] inline Lanes add(Lanes a, Lanes b) { return _mm512_add_ps(a, b); }
 [[gnu::always_inline]] inline Lanes fma(Lanes a, Lanes b, Lanes c) {
   return _mm512_fmadd_ps(a, b, c);
@@ -49,10 +53,54 @@ constexpr int kOuterVectors = 2;
   return _mm512_castsi512_ps(_mm512_mask_mov_epi32(kept, nan, bits));
 }
 
+// Zeros in all lanes but the first n; n may lie outside 0..kLanes.
+[[gnu::always_inline]] inline Lanes keep_first(Lanes v, int64_t n) {
+  const __mmask16 mask = n <= 0 ? __mmask16{0} : n >= kLanes ? __mmask16{0xffff} : first(n);
+  return _mm512_maskz_mov_ps(mask, v);
+}
+
+[[gnu::always_inline]] inline Ints load_words(const uint8_t* p) {
+  return (Ints)_mm512_loadu_si512(p);
+}
+// Lane i gets the int32 that holds nibble i of the run at p.
+[[gnu::always_inline]] inline Ints words_of_nibbles(const uint8_t* p) {
+  const __m512i index = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+  const __m128i words = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  return (Ints)_mm512_permutexvar_epi32(index, _mm512_castsi128_si512(words));
+}
+[[gnu::always_inline]] inline Ints load_bytes(const uint8_t* p) {
+  return (Ints)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+[[gnu::always_inline]] inline Ints load_signed_bytes(const uint8_t* p) {
+  return (Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+[[gnu::always_inline]] inline Ints load_halves(const uint8_t* p) {
+  return (Ints)_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+// Of signed integers.
+[[gnu::always_inline]] inline Lanes to_float(Ints v) { return _mm512_cvtepi32_ps((__m512i)v); }
+[[gnu::always_inline]] inline Lanes from_bits(Ints v) { return (Lanes)v; }
+[[gnu::always_inline]] inline Lanes load_f16(const uint8_t* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+[[gnu::always_inline]] inline float f16_at(const uint8_t* p) { return _cvtsh_ss(load_u16(p)); }
+
+// Values of 4-bit codes; the upper bits of a lane are ignored.
+[[gnu::always_inline]] inline Lanes e2m1(Ints code) {
+  const Lanes values = _mm512_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3,
+                                      -4, -6);
+  return _mm512_permutexvar_ps((__m512i)code, values);
+}
+[[gnu::always_inline]] inline Lanes int4(Ints code) {  // code - 8
+  const Lanes values = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+  return _mm512_permutexvar_ps((__m512i)code, values);
+}
+
 // FP8 e4m3 as FP16 bits: exponent bias 7 against 15, so the value is 2^-8 of the true one.
 // Subnormals are exact. The NaN codes become FP16 NaN where kNaN, else some number.
 template <bool kNaN>
-[[gnu::always_inline]] inline Lanes decode_fp8(__m128i codes) {
+[[gnu::always_inline]] inline Lanes load_fp8(const uint8_t* p) {
+  const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   const __m256i shifted = _mm256_slli_epi16(_mm256_cvtepi8_epi16(codes), 7);  // sign in bits 15, 14
   __m256i half = _mm256_and_si256(shifted, _mm256_set1_epi16(static_cast<short>(0xbfff)));
   if constexpr (kNaN) {
@@ -63,25 +111,6 @@ template <bool kNaN>
     half = _mm256_mask_mov_epi16(half, nan, _mm256_set1_epi16(0x7e00));
   }
   return _mm512_cvtph_ps(half);
-}
-[[gnu::always_inline]] inline Lanes decode_bf16(__m256i bits) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
-}
-
-template <Format kFormat, bool kNaN = true>
-[[gnu::always_inline]] inline Lanes decode(const uint8_t* p) {
-  if constexpr (kFormat == Format::kF32) return _mm512_loadu_ps(p);
-  if constexpr (kFormat == Format::kBF16)
-    return decode_bf16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-  return decode_fp8<kNaN>(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-}
-
-// The first n < kLanes weights, zeros behind; nothing beyond them is read.
-template <Format kFormat, bool kNaN = true>
-[[gnu::always_inline]] inline Lanes decode(const uint8_t* p, int64_t n) {
-  if constexpr (kFormat == Format::kF32) return _mm512_maskz_loadu_ps(first(n), p);
-  if constexpr (kFormat == Format::kBF16) return decode_bf16(_mm256_maskz_loadu_epi16(first(n), p));
-  return decode_fp8<kNaN>(_mm_maskz_loadu_epi8(first(n), p));
 }
 
 // Remembers whether any FP8 code it has seen is NaN.

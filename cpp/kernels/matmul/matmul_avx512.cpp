@@ -1,9 +1,12 @@
+#include "kernels/matmul/formats.h"
 #include "kernels/matmul/groups.h"
 #include "kernels/matmul/lanes_avx512.h"
 #include "kernels/matmul/matmul.h"
 
 namespace moechat {
 namespace matmul_avx512 {
+#include "kernels/matmul/decoders.inl"
+
 #include "kernels/matmul/inputs_f32.inl"
 
 #include "kernels/matmul/gemv_f32.inl"

@@ -52,7 +52,7 @@ struct RowTile {
         decoder(q + kBlock * kElement, count - kBlock, weight[i] + 2);
       }
       scale[i] = _mm512_set1_ps(
-          Decoder::kFormat == Format::kFP8 ? load_f32(scales[i] + 4 * g.scale_col) : 1.0f);
+          Decoder::kFormat == Format::kFP8 ? load_f32(scales[i] + 4 * g.scale_index) : 1.0f);
     }
     for (int r = 0; r < (kSingle ? 1 : num_rows); ++r, input += kGroup) {
 #pragma GCC unroll 4

@@ -8,24 +8,14 @@
 
 #include "common/matrix_view.h"
 #include "common/number_formats.h"
+#include "kernels/matmul/groups.h"
 
 namespace moechat {
 
-[[gnu::always_inline]] inline float load_scale(ScaleType type, const uint8_t* p) {
-  switch (type) {
-    case ScaleType::kF32: return load_f32(p);
-    case ScaleType::kBF16: return bf16_to_f32(load_u16(p));
-    case ScaleType::kF16: return f16_to_f32(load_u16(p));
-    case ScaleType::kE8M0: return e8m0_to_f32(*p);
-  }
-  return 0;
-}
-
 // The grid's scale of a stored element.
 [[gnu::always_inline]] inline float scale_at(const MatrixView& w, int64_t row, int64_t col) {
-  const int64_t index = (col + w.col_origin) / w.block_cols;
-  return load_scale(w.scale_type, w.scale + w.grid_row(row) * w.scale_row_stride_bytes +
-                                      index * scale_bytes(w.scale_type));
+  const uint8_t* p = w.scale + w.grid_row(row) * w.scale_row_stride_bytes;
+  return load_scale(w.scale_type, p, (col + w.col_origin) / w.block_cols);
 }
 
 // Nibble i of a run of bytes, the low one first.

@@ -1,0 +1,292 @@
+// One decoder a format, for both float32 instruction sets: made of the lanes of lanes_<isa>.h, it
+// turns a tile of kTile stored columns, consecutive and of one stored row, into lanes. Layouts are
+// spelled out in weight_at.h.
+//
+// Decoder<format>: `tile(row, col, out)` with the first byte of the stored row and the tile's first
+// column; `kScaling` says what else a value needs, and with kBlock `scale(row, col)` gives it.
+
+constexpr int64_t kTile = 32;
+constexpr int kTileLanes = kTile / kLanes;
+
+enum class Scaling {
+  kNone,    // lanes are values
+  kGrid,    // times the grid's scale, times kGain
+  kBlock,   // times the scale inside the block of kTile columns
+  kColumn,  // gemv_transposed only: code, to which each column's scale and zero are applied
+};
+
+// Lane i's nibble stands at bit 4 i of an int32 of eight.
+[[gnu::always_inline]] inline Ints low_first_shifts() {
+  Ints shifts;
+  for (int i = 0; i < kLanes; ++i) shifts[i] = static_cast<uint32_t>(i % 8 * 4);
+  return shifts;
+}
+[[gnu::always_inline]] inline Ints nibbles(const uint8_t* p) {
+  return words_of_nibbles(p) >> low_first_shifts();
+}
+
+template <Format kFormat>
+struct Decoder;
+
+template <>
+struct Decoder<Format::kF32> {
+  static constexpr Scaling kScaling = Scaling::kNone;
+  template <bool kNaN>
+  [[gnu::always_inline]] static void tile(const uint8_t* row, int64_t col, Lanes* out) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kTileLanes; ++v) out[v] = from_bits(load_words(row + 4 * (col + v * kLanes)));
+  }
+};
+
+template <>
+struct Decoder<Format::kF16> {
+  static constexpr Scaling kScaling = Scaling::kNone;
+  template <bool kNaN>
+  [[gnu::always_inline]] static void tile(const uint8_t* row, int64_t col, Lanes* out) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kTileLanes; ++v) out[v] = load_f16(row + 2 * (col + v * kLanes));
+  }
+};
+
+template <>
+struct Decoder<Format::kBF16> {
+  static constexpr Scaling kScaling = Scaling::kNone;
+  template <bool kNaN>
+  [[gnu::always_inline]] static void tile(const uint8_t* row, int64_t col, Lanes* out) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kTileLanes; ++v)
+      out[v] = from_bits(load_halves(row + 2 * (col + v * kLanes)) << 16);
+  }
+};
+
+template <>
+struct Decoder<Format::kFP8> {
+  static constexpr Scaling kScaling = Scaling::kGrid;
+  static constexpr float kGain = 256.0f;
+  template <bool kNaN>
+  [[gnu::always_inline]] static void tile(const uint8_t* row, int64_t col, Lanes* out) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kTileLanes; ++v) out[v] = load_fp8<kNaN>(row + col + v * kLanes);
+  }
+};
+
+template <>
+struct Decoder<Format::kMXFP4> {
+  static constexpr Scaling kScaling = Scaling::kGrid;
+  static constexpr float kGain = 1.0f;
+  template <bool kNaN>
+  [[gnu::always_inline]] static void tile(const uint8_t* row, int64_t col, Lanes* out) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kTileLanes; ++v) out[v] = e2m1(nibbles(row + (col + v * kLanes) / 2));
+  }
+};
+
+template <>
+struct Decoder<Format::kInt4> {
+  static constexpr Scaling kScaling = Scaling::kGrid;
+  static constexpr float kGain = 1.0f;
+  template <bool kNaN>
+  [[gnu::always_inline]] static void tile(const uint8_t* row, int64_t col, Lanes* out) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kTileLanes; ++v) out[v] = int4(nibbles(row + (col + v * kLanes) / 2));
+  }
+};
+
+template <>
+struct Decoder<Format::kAWQ> {
+  static constexpr Scaling kScaling = Scaling::kColumn;
+  // Codes of 8 columns an int32.
+  [[gnu::always_inline]] static Ints codes(const uint8_t* p) {
+    Ints shifts;
+    for (int i = 0; i < kLanes; ++i) shifts[i] = static_cast<uint32_t>(i % 8 / 2 * 4 + i % 2 * 16);
+    return (words_of_nibbles(p) >> shifts) & 15u;
+  }
+  [[gnu::always_inline]] static Ints zeros(const uint8_t* p) { return codes(p); }
+};
+
+template <>
+struct Decoder<Format::kGPTQ> {
+  static constexpr Scaling kScaling = Scaling::kColumn;
+  [[gnu::always_inline]] static Ints zeros(const uint8_t* p) { return (nibbles(p) & 15u) + 1u; }
+};
+
+template <>
+struct Decoder<Format::kQ8_0> {
+  static constexpr Scaling kScaling = Scaling::kBlock;
+  [[gnu::always_inline]] static const uint8_t* block(const uint8_t* row, int64_t col) {
+    return row + col / 32 * 34;
+  }
+  [[gnu::always_inline]] static float scale(const uint8_t* row, int64_t col) {
+    return f16_at(block(row, col));
+  }
+  template <bool kNaN>
+  [[gnu::always_inline]] static void tile(const uint8_t* row, int64_t col, Lanes* out) {
+    const uint8_t* p = block(row, col) + 2;
+#pragma GCC unroll 4
+    for (int v = 0; v < kTileLanes; ++v) out[v] = to_float(load_signed_bytes(p + v * kLanes));
+  }
+};
+
+// The low nibbles of 16 bytes are the first half of a tile, the high ones the second.
+template <typename Function>
+[[gnu::always_inline]] inline void halves(const uint8_t* p, const Function& function, Lanes* out) {
+#pragma GCC unroll 2
+  for (int v = 0; v < kTileLanes / 2; ++v) {
+    const Ints both = load_bytes(p + v * kLanes);
+    out[v] = function(both & 15u, v);
+    out[v + kTileLanes / 2] = function(both >> 4, v + kTileLanes / 2);
+  }
+}
+
+template <>
+struct Decoder<Format::kQ4_0> {
+  static constexpr Scaling kScaling = Scaling::kBlock;
+  [[gnu::always_inline]] static const uint8_t* block(const uint8_t* row, int64_t col) {
+    return row + col / 32 * 18;
+  }
+  [[gnu::always_inline]] static float scale(const uint8_t* row, int64_t col) {
+    return f16_at(block(row, col));
+  }
+  template <bool kNaN>
+  [[gnu::always_inline]] static void tile(const uint8_t* row, int64_t col, Lanes* out) {
+    halves(block(row, col) + 2, [](Ints code, int) { return int4(code); }, out);
+  }
+};
+
+template <>
+struct Decoder<Format::kQ5_0> {
+  static constexpr Scaling kScaling = Scaling::kBlock;
+  [[gnu::always_inline]] static const uint8_t* block(const uint8_t* row, int64_t col) {
+    return row + col / 32 * 22;
+  }
+  [[gnu::always_inline]] static float scale(const uint8_t* row, int64_t col) {
+    return f16_at(block(row, col));
+  }
+  template <bool kNaN>
+  [[gnu::always_inline]] static void tile(const uint8_t* row, int64_t col, Lanes* out) {
+    const uint8_t* p = block(row, col);
+    const uint32_t fifth = load_u32(p + 2);
+    Ints bit;
+    for (int i = 0; i < kLanes; ++i) bit[i] = static_cast<uint32_t>(i);
+    const auto value = [=](Ints code, int v) {
+      const Ints upper = (Ints{} + fifth) >> (bit + static_cast<uint32_t>(v * kLanes)) << 4 & 16u;
+      return to_float((code | upper) - 16u);
+    };
+    halves(p + 6, value, out);
+  }
+};
+
+template <>
+struct Decoder<Format::kMXFP4Block> {
+  static constexpr Scaling kScaling = Scaling::kBlock;
+  [[gnu::always_inline]] static const uint8_t* block(const uint8_t* row, int64_t col) {
+    return row + col / 32 * 17;
+  }
+  [[gnu::always_inline]] static float scale(const uint8_t* row, int64_t col) {
+    return e8m0_to_f32(*block(row, col));
+  }
+  template <bool kNaN>
+  [[gnu::always_inline]] static void tile(const uint8_t* row, int64_t col, Lanes* out) {
+    halves(block(row, col) + 1, [](Ints code, int) { return e2m1(code); }, out);
+  }
+};
+
+// Scale and minimum of the sub-block of 32 that `col` begins, each times the block's own: exact.
+struct KScale {
+  Lanes scale, minus_minimum;
+};
+[[gnu::always_inline]] inline KScale k_scale(const uint8_t* block, int64_t sub_block) {
+  const uint8_t* p = block + 4 + sub_block % 4;
+  uint32_t scale = p[0], minimum = p[4];
+  if (sub_block >= 4) {
+    const uint32_t both = p[8];
+    scale = (both & 15u) | (scale & 0xc0u) >> 2;
+    minimum = both >> 4 | (minimum & 0xc0u) >> 2;
+  }
+  return {broadcast(f16_at(block) * static_cast<float>(static_cast<int>(scale & 63u))),
+          broadcast(-f16_at(block + 2) * static_cast<float>(static_cast<int>(minimum & 63u)))};
+}
+
+template <>
+struct Decoder<Format::kQ4_K> {
+  static constexpr Scaling kScaling = Scaling::kNone;
+  template <bool kNaN>
+  [[gnu::always_inline]] static void tile(const uint8_t* row, int64_t col, Lanes* out) {
+    const uint8_t* block = row + col / 256 * 144;
+    const int64_t sub_block = col / 32 % 8;
+    const KScale k = k_scale(block, sub_block);
+    const uint8_t* p = block + 16 + sub_block / 2 * 32;
+    const auto shift = static_cast<uint32_t>(sub_block % 2 * 4);
+#pragma GCC unroll 4
+    for (int v = 0; v < kTileLanes; ++v) {
+      const Ints code = load_bytes(p + v * kLanes) >> shift & 15u;
+      out[v] = fma(to_float(code), k.scale, k.minus_minimum);
+    }
+  }
+};
+
+template <>
+struct Decoder<Format::kQ5_K> {
+  static constexpr Scaling kScaling = Scaling::kNone;
+  template <bool kNaN>
+  [[gnu::always_inline]] static void tile(const uint8_t* row, int64_t col, Lanes* out) {
+    const uint8_t* block = row + col / 256 * 176;
+    const int64_t sub_block = col / 32 % 8;
+    const KScale k = k_scale(block, sub_block);
+    const uint8_t* p = block + 48 + sub_block / 2 * 32;
+    const auto shift = static_cast<uint32_t>(sub_block % 2 * 4);
+    const auto bit = static_cast<uint32_t>(sub_block);
+#pragma GCC unroll 4
+    for (int v = 0; v < kTileLanes; ++v) {
+      const Ints upper = (load_bytes(block + 16 + v * kLanes) >> bit & 1u) << 4;
+      const Ints code = (load_bytes(p + v * kLanes) >> shift & 15u) | upper;
+      out[v] = fma(to_float(code), k.scale, k.minus_minimum);
+    }
+  }
+};
+
+template <>
+struct Decoder<Format::kQ6_K> {
+  static constexpr Scaling kScaling = Scaling::kNone;
+  template <bool kNaN>
+  [[gnu::always_inline]] static void tile(const uint8_t* row, int64_t col, Lanes* out) {
+    const uint8_t* block = row + col / 256 * 210;
+    const int64_t half = col / 128 % 2, quarter = col / 32 % 4;
+    const uint8_t* low = block + half * 64 + quarter % 2 * 32;
+    const uint8_t* high = block + 128 + half * 32;
+    const uint8_t* scales = block + 192 + half * 8 + quarter * 2;
+    const auto low_shift = static_cast<uint32_t>(quarter / 2 * 4);
+    const auto high_shift = static_cast<uint32_t>(quarter * 2);
+    const float d = f16_at(block + 208);
+#pragma GCC unroll 4
+    for (int v = 0; v < kTileLanes; ++v) {
+      const Ints upper = (load_bytes(high + v * kLanes) >> high_shift & 3u) << 4;
+      const Ints code = (load_bytes(low + v * kLanes) >> low_shift & 15u) | upper;
+      const int scale = static_cast<int8_t>(scales[v * kLanes / 16]);
+      out[v] = mul(to_float(code - 32u), broadcast(d * static_cast<float>(scale)));
+    }
+  }
+};
+
+// The first n <= kTile columns of a tile, zeros behind; nothing beyond the last stored byte of the
+// row is read. Blocks of GGUF are whole tiles.
+template <Format kFormat, bool kNaN>
+[[gnu::always_inline]] inline void decode_tile(const uint8_t* row, int64_t col, int64_t n,
+                                               Lanes* out) {
+  constexpr Unit kUnit = unit_of(kFormat);
+  if (kUnit.cols >= kTile || n == kTile)
+    return Decoder<kFormat>::template tile<kNaN>(row, col, out);
+  if constexpr (kUnit.cols < kTile) {
+    alignas(64) uint8_t bytes[kTile * kUnit.bytes / kUnit.cols] = {};
+    const int64_t count = (n + kUnit.cols - 1) / kUnit.cols * kUnit.bytes;
+    std::memcpy(bytes, row + col / kUnit.cols * kUnit.bytes, static_cast<size_t>(count));
+    Decoder<kFormat>::template tile<kNaN>(bytes, 0, out);
+    for (int v = 0; v < kTileLanes; ++v) out[v] = keep_first(out[v], n - v * kLanes);
+  }
+}
+
+// Whether gemv and gemm have a decoder here. Rows of the other matrices are stored the other way
+// round, and their products are the transposed one; what is left takes the reference kernels.
+[[gnu::always_inline]] inline bool row_decoders(const MatrixView& w) {
+  return w.col_step == 1 && w.format != Format::kAWQ && w.format != Format::kGPTQ;
+}
