@@ -100,6 +100,8 @@ def run(
         text = "" if chat or batch else _read_prompt(prompt)
         engine = open_engine(resolved.path, **settings)
         try:
+            if notice := engine.notice:
+                print(notice, file=sys.stderr)
             # The lines of a batch get the system text one by one.
             conversation = new_conversation(engine, "" if batch else system_text)
             for name, value in switches.items():

@@ -101,6 +101,11 @@ class Engine:
         """The longest context the model was trained for."""
         return self.spec.context_tokens
 
+    @property
+    def notice(self) -> str:
+        """What a user should know of the model before the first answer; "" for nothing."""
+        return self.model.files.notice()
+
     @functools.cached_property
     def text(self) -> TextModel:
         """Tokenizer and chat template. Raises TextUnavailable when the model has none."""

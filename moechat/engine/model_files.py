@@ -40,7 +40,10 @@ class ModelFiles(Protocol):
         """Tokenizer and chat template. Raises TextUnavailable when there is none."""
 
     def has_chat_template(self) -> bool:
-        """Whether ``text`` would find a template."""
+        """Whether the files hold a template of their own."""
+
+    def notice(self) -> str:
+        """What a user should know before the first answer; "" for nothing."""
 
     def vendor_defaults(self) -> dict[str, Any]:
         """Sampling parameters that the vendor set; empty when nothing is said."""
@@ -108,6 +111,10 @@ class FolderFiles:
             return False
         return True
 
+    def notice(self) -> str:
+        """Nothing."""
+        return ""
+
     def vendor_defaults(self) -> dict[str, Any]:
         """From generation_config.json."""
         return vendor_defaults(self.path)
@@ -156,14 +163,30 @@ class GGUFFiles:
         from moechat.engine.text import TextModel
         from moechat.folders import cache_folder
         from moechat.text.gguf_tokenizer import build_tokenizer, tokenizer_config
+        from moechat.text.usual_template import usual_template
 
         metadata, origin = self._checkpoint.metadata, self.weight_files[0]
         library = build_tokenizer(metadata, origin, cache_folder())
-        return TextModel.from_parts(library, tokenizer_config(metadata), origin=str(origin))
+        config = tokenizer_config(metadata)
+        if not self.has_chat_template():
+            usual = usual_template(metadata)
+            config["chat_template"] = usual[1] if usual else None
+        return TextModel.from_parts(library, config, origin=str(origin))
 
     def has_chat_template(self) -> bool:
         """Whether the metadata hold one."""
         return isinstance(self._checkpoint.metadata.get("tokenizer.chat_template"), str)
+
+    def notice(self) -> str:
+        """Whose template stands in for a missing one."""
+        from moechat.text.usual_template import usual_template
+
+        usual = None if self.has_chat_template() else usual_template(self._checkpoint.metadata)
+        if usual is None:
+            return ""
+        return (
+            f"{self.path.name} has no chat template: {usual[0]}'s is used. It may be a base model."
+        )
 
     def vendor_defaults(self) -> dict[str, Any]:
         """The format has no settled keys for them."""

@@ -26,6 +26,7 @@ class ScriptedEngine:
         self.cancelled = 0
         self.closed = 0
         self.context_tokens = 4096
+        self.notice = ""
         self.trained_context_tokens = 4096
 
     def open(self, folder, **settings):
