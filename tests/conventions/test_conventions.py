@@ -19,7 +19,7 @@ LAYERS = [
     ["__main__"],
     ["cli"],
     ["terminal", "batch"],
-    ["engine"],
+    ["engine", "quantize"],
     ["prefill", "decode"],
     ["kv", "weights", "sample"],
     ["models", "text", "registry"],
