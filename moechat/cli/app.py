@@ -76,6 +76,7 @@ def build_command() -> Any:
     import typer
 
     from moechat.cli.list import list_models
+    from moechat.cli.quantize import quantize
     from moechat.cli.run import run
     from moechat.cli.show import show
 
@@ -104,6 +105,7 @@ def build_command() -> Any:
     app.command("run")(run)
     app.command("list")(list_models)
     app.command("show")(show)
+    app.command("quantize")(quantize)
     return typer.main.get_command(app)
 
 

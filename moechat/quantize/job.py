@@ -1,4 +1,4 @@
-"""One job from a folder to a folder: planned, checked, worked off, and taken up again if need be."""
+"""One job from a folder to a folder: planned, checked, worked off, taken up again if need be."""
 
 from __future__ import annotations
 

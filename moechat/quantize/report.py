@@ -33,7 +33,7 @@ class KindReport:
 class Report:
     """A finished job. ``left``: matrices that only their shape kept from being quantised.
 
-    ``read_bytes`` were read in the ``seconds`` of this run, which may have been the last of several.
+    ``read_bytes`` were read in the ``seconds`` of this run, perhaps the last of several.
     """
 
     to: str
@@ -75,7 +75,7 @@ class Report:
 
 
 def report_kinds(plan: Plan, records: dict[int, Record]) -> list[KindReport]:
-    """The rows of a report, in the order of ``KINDS``; ``records`` has every layer that was work."""
+    """The rows of a report, in the order of ``KINDS``; ``records`` has every layer."""
     rows = {kind: KindReport(kind) for kind in KINDS}
     squares: dict[str, list[Record]] = {kind: [] for kind in KINDS}
     for index, layer in enumerate(plan.layers):
