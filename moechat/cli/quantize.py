@@ -73,7 +73,7 @@ def quantize(
     from moechat.quantize.plan import TARGET_FORMATS
     from moechat.registry import load_registry
 
-    folder = load_registry().resolve(source).folder
+    folder = load_registry().resolve(source).path
     format_ = next(known for known in TARGET_FORMATS if known == to)
     job = Job(folder, Path(os.path.abspath(os.path.expanduser(target))), format_)
     with (
