@@ -63,8 +63,9 @@ template <Format kFormat>
     for (int64_t i = 0; i < count; ++i) std::memcpy(dst + 2 * i, p + 4 * i, 2);
 }
 
-// Values of the columns [col, col + count) of stored row n; anything behind.
-template <Format kFormat>
+// Values of the columns [col, col + count) of stored row n; anything behind. With kPlainTile, whole
+// tiles of neighbouring columns.
+template <Format kFormat, bool kPlainTile>
 [[gnu::always_inline]] inline void decode_columns_of(const MatrixView& w, int64_t n, int64_t col,
                                                      int64_t count, const ColumnScales& columns,
                                                      Lanes* out) {
@@ -75,7 +76,7 @@ template <Format kFormat>
     if constexpr (kFormat == Format::kGPTQ) row = w.data + n / 8 * w.row_stride_bytes;
     alignas(64) uint8_t bytes[kTile * kUnit.bytes / kUnit.cols] = {};
     const uint8_t* p = row + col / kUnit.cols * kUnit.bytes;
-    if (count < kTile) {
+    if (!kPlainTile && count < kTile) {
       std::memcpy(bytes, p, static_cast<size_t>(count / kUnit.cols * kUnit.bytes));
       p = bytes;
     }
@@ -89,13 +90,13 @@ template <Format kFormat>
       out[v] = fma(to_float(codes), columns.scale[v], columns.offset[v]);
     }
   } else {
-    constexpr bool kPlain = kUnit.cols == 1 && kScaling == Scaling::kNone;
-    if (kPlain && w.col_step == 2) {
+    constexpr bool kMaySkip = !kPlainTile && kUnit.cols == 1 && kScaling == Scaling::kNone;
+    if (kMaySkip && w.col_step == 2) {
       alignas(64) uint8_t bytes[kTile * 4] = {};
       gather(row + col * 2 * kUnit.bytes, kUnit.bytes, count, bytes);
       decode_tile<kFormat, true>(bytes, 0, kTile, out);
     } else {
-      decode_tile<kFormat, true>(row, col, count, out);
+      decode_tile<kFormat, true>(row, col, kPlainTile ? kTile : count, out);
     }
 #pragma GCC unroll 4
     for (int v = 0; v < kTileLanes; ++v) {
@@ -106,25 +107,27 @@ template <Format kFormat>
   }
 }
 
-// Columns of the tile [col, col + kTile) that lie in [begin, end), rows [n_begin, n_end).
-template <Format kFormat, int kRows>
-[[gnu::always_inline]] inline void outer_tile(const MatrixView& w, int64_t col, int64_t begin,
-                                              int64_t end, const float* inputs, int64_t n_begin,
-                                              int64_t n_end, float* const* y) {
+// Columns of the tile [col, col + kTile) that lie in [begin, end), rows [n_begin, n_end); of the
+// tile's lanes kVectors from kFirst on. With kPlainTile all of them are wanted, and col_step is 1.
+template <Format kFormat, int kRows, int kFirst, int kVectors, bool kPlainTile>
+[[gnu::always_inline]] inline void outer_lanes(const MatrixView& w, int64_t col, int64_t begin,
+                                               int64_t end, const float* inputs, int64_t n_begin,
+                                               int64_t n_end, float* const* y) {
   constexpr Scaling kScaling = Decoder<kFormat>::kScaling;
   constexpr bool kColumnScales = kScaling == Scaling::kGrid || kScaling == Scaling::kColumn;
   const int64_t count = w.cols - col < kTile ? w.cols - col : kTile;
-  const bool whole = begin <= col && col + kTile <= end;
-  alignas(64) float sums[kTile] = {};
-  Lanes acc[kRows][kTileLanes];
-  for (int r = 0; r < kRows; ++r) {
-    const float* source = whole ? y[r] + col : sums;
-    if (n_begin > 0 && !whole)
-      for (int64_t i = 0; i < kTile; ++i)
-        sums[i] = col + i >= begin && col + i < end ? y[r][col + i] : 0;
-    for (int v = 0; v < kTileLanes; ++v)
-      acc[r][v] = n_begin == 0 ? zero() : load(source + v * kLanes);
+  int64_t first[kVectors], left[kVectors];  // wanted lanes of each vector
+  Lanes acc[kRows][kVectors];
+  for (int v = 0; v < kVectors; ++v) {
+    const int64_t begin_lane = begin - col - (kFirst + v) * kLanes;
+    const int64_t end_lane = end - col - (kFirst + v) * kLanes;
+    first[v] = kPlainTile || begin_lane < 0 ? 0 : begin_lane;
+    left[v] = kPlainTile || end_lane > kLanes ? kLanes : end_lane;
   }
+  for (int r = 0; r < kRows; ++r)
+    for (int v = 0; v < kVectors; ++v)
+      acc[r][v] = n_begin == 0 ? zero()
+                               : load_between(y[r] + col + (kFirst + v) * kLanes, first[v], left[v]);
   ColumnScales columns{};
   int64_t next_scales = n_begin;
   for (int64_t n = n_begin; n < n_end; ++n) {
@@ -134,21 +137,29 @@ template <Format kFormat, int kRows>
         next_scales = next_scale_row(w, n);
       }
     Lanes weight[kTileLanes];
-    decode_columns_of<kFormat>(w, n, col, count, columns, weight);
+    decode_columns_of<kFormat, kPlainTile>(w, n, col, count, columns, weight);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       const Lanes input = broadcast(inputs[r * kInputs + (n - n_begin)]);
 #pragma GCC unroll 4
-      for (int v = 0; v < kTileLanes; ++v) acc[r][v] = fma(input, weight[v], acc[r][v]);
+      for (int v = 0; v < kVectors; ++v) acc[r][v] = fma(input, weight[kFirst + v], acc[r][v]);
     }
   }
-  for (int r = 0; r < kRows; ++r) {
-    float* target = whole ? y[r] + col : sums;
-    for (int v = 0; v < kTileLanes; ++v) store(target + v * kLanes, acc[r][v]);
-    if (!whole)
-      for (int64_t i = 0; i < kTile; ++i)
-        if (col + i >= begin && col + i < end) y[r][col + i] = sums[i];
-  }
+  for (int r = 0; r < kRows; ++r)
+    for (int v = 0; v < kVectors; ++v)
+      store_between(y[r] + col + (kFirst + v) * kLanes, acc[r][v], first[v], left[v]);
+}
+
+template <Format kFormat, int kRows, bool kPlainTile>
+[[gnu::always_inline]] inline void outer_tile(const MatrixView& w, int64_t col, int64_t begin,
+                                              int64_t end, const float* inputs, int64_t n_begin,
+                                              int64_t n_end, float* const* y) {
+  constexpr int kVectors = kRows > 1 ? kOuterVectors : kTileLanes;
+  outer_lanes<kFormat, kRows, 0, kVectors, kPlainTile>(w, col, begin, end, inputs, n_begin, n_end,
+                                                       y);
+  if constexpr (kVectors < kTileLanes)
+    outer_lanes<kFormat, kRows, kVectors, kVectors, kPlainTile>(w, col, begin, end, inputs, n_begin,
+                                                                n_end, y);
 }
 
 template <Format kFormat, int kRows>
@@ -159,7 +170,10 @@ void outer_rows(const MatrixView& w, int64_t col_begin, int64_t col_end, Compute
     const int64_t count = w.rows - n < kInputs ? w.rows - n : kInputs;
     for (int r = 0; r < kRows; ++r) copy_inputs(x[r] + n, count, compute, inputs + r * kInputs);
     for (int64_t col = col_begin / kTile * kTile; col < col_end; col += kTile)
-      outer_tile<kFormat, kRows>(w, col, col_begin, col_end, inputs, n, n + count, y);
+      if (w.col_step == 1 && col_begin <= col && col + kTile <= col_end)
+        outer_tile<kFormat, kRows, true>(w, col, col_begin, col_end, inputs, n, n + count, y);
+      else
+        outer_tile<kFormat, kRows, false>(w, col, col_begin, col_end, inputs, n, n + count, y);
   }
 }
 
@@ -169,9 +183,8 @@ void outer_format(const MatrixView& w, int64_t col_begin, int64_t col_end, Compu
   int64_t r = 0;
   for (; r + kOuterRows <= num_rows; r += kOuterRows)
     outer_rows<kFormat, kOuterRows>(w, col_begin, col_end, compute, x + r, y + r, inputs);
-  if constexpr (kOuterRows > 3)
-    for (; r + 3 <= num_rows; r += 3)
-      outer_rows<kFormat, 3>(w, col_begin, col_end, compute, x + r, y + r, inputs);
+  for (; r + 3 <= num_rows; r += 3)
+    outer_rows<kFormat, 3>(w, col_begin, col_end, compute, x + r, y + r, inputs);
   for (; r < num_rows; ++r)
     outer_rows<kFormat, 1>(w, col_begin, col_end, compute, x + r, y + r, inputs);
 }
