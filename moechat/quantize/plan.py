@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 from moechat.errors import ArchitectureUnsupported
 from moechat.quantize.fp8 import BLOCK
@@ -18,7 +18,6 @@ from moechat.weights.mapped import StoredTensor
 from moechat.weights.safetensors_header import ELEMENT_BYTES, quoted
 
 TargetFormat = Literal["int4", "fp8", "bf16"]
-TARGET_FORMATS: tuple[TargetFormat, ...] = get_args(TargetFormat)
 Action = Literal["copy", "int4", "fp8", "bf16"]
 
 SHARD_BYTES = 5_000_000_000
