@@ -45,7 +45,8 @@ def bf16(values: np.ndarray) -> np.ndarray:
 
 
 def bf16_values(bits: np.ndarray) -> np.ndarray:
-    return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    with np.errstate(invalid="ignore"):  # NaN payloads
+        return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
 
 
 def write_checkpoint(

