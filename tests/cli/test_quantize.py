@@ -173,7 +173,7 @@ def on_a_terminal(start, environment, target, **variables):
     """What the command writes on a terminal for stderr; stdout is a pipe."""
     controller, terminal = pty.openpty()
     process = start(
-        "quantize", "mini", target, "--to", "int4", stderr=terminal, env=environment | variables
+        "quantize", "mini", target, "--to", "fp8", stderr=terminal, env=environment | variables
     )
     os.close(terminal)
     shown = b""
