@@ -335,4 +335,4 @@ def test_memory_stays_small_whatever_the_layer(tmp_path):
         timeout=120,
         check=True,
     )
-    assert all(int(kilobytes) < 110_000 for kilobytes in done.stdout.split())
+    assert all(int(kilobytes) < 80_000 for kilobytes in done.stdout.split())
