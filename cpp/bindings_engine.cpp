@@ -32,7 +32,8 @@ bool same_windows(const Model& model, const KVCache& cache) {
 
 void check_cache(const Model& model, const KVCache& cache) {
   check(cache.num_layers() == static_cast<int64_t>(model.layers.size()) &&
-            cache.width() == model.dims.kv_width() && same_windows(model, cache) &&
+            cache.width() == model.dims.kv_width() &&
+            cache.num_segments() == model.dims.kv_segments() && same_windows(model, cache) &&
             (cache.encoding() == KVEncoding::kF32) == (model.compute == Compute::kExact),
         "the KV cache belongs to another model or compute mode");
 }
@@ -52,7 +53,8 @@ py::array encoded_slots(KVEncoding encoding, int64_t count, int64_t width) {
 
 void check_span(const KVCache& cache, int64_t layer, int64_t begin, int64_t end) {
   check(layer >= 0 && layer < cache.num_layers(), "layer out of range");
-  check(begin >= cache.first_slot(layer) && begin <= end && end <= cache.num_slots(layer), "slots out of range");
+  check(begin >= cache.first_slot(layer) && begin <= end && end <= cache.num_slots(layer),
+        "slots out of range");
 }
 
 py::array read_slots(const KVCache& cache, int64_t layer, int64_t begin, int64_t end) {
@@ -60,8 +62,7 @@ py::array read_slots(const KVCache& cache, int64_t layer, int64_t begin, int64_t
   py::array out = encoded_slots(cache.encoding(), end - begin, cache.width());
   auto* bytes = static_cast<uint8_t*>(out.mutable_data());
   for (int64_t slot = begin; slot < end; ++slot)
-    std::memcpy(bytes + (slot - begin) * cache.slot_bytes(), cache.slot(layer, slot),
-                static_cast<size_t>(cache.slot_bytes()));
+    cache.read(layer, slot, bytes + (slot - begin) * cache.slot_bytes());
   return out;
 }
 
@@ -144,6 +145,7 @@ FloatArray run_experts(const PyModel& model, ThreadPool& pool, int64_t layer, co
 py::object run_prefill_layer(Prefill& prefill, const CancelFlag& cancel, int64_t window) {
   check(window >= 0, "the window cannot be negative");
   check(prefill.next_layer() < prefill.num_layers(), "all layers have run, or the prefill was cut");
+  check(prefill.prefix_held(), "the cache no longer holds what the span follows");
   FloatArray mass(window > 0 ? prefill.num_keys() : 0);
   {
     const py::gil_scoped_release release;
@@ -184,10 +186,12 @@ void register_engine(py::module_& m) {
 
   py::class_<KVCache>(m, "KVCache", "One session's KV cache: pages of slots for every layer.")
       .def(py::init([](const std::vector<int64_t>& windows, int64_t width,
-                       const std::string& compute) {
-             return std::make_unique<KVCache>(windows, width, parse_compute(compute));
+                       const std::string& compute, int64_t segments) {
+             check(segments >= 1 && width % segments == 0, "segments must divide the width");
+             return std::make_unique<KVCache>(windows, segments, width / segments,
+                                              parse_compute(compute));
            }),
-           py::arg("windows"), py::arg("width"), py::arg("compute"))
+           py::arg("windows"), py::arg("width"), py::arg("compute"), py::arg("segments") = 1)
       .def_property_readonly("num_layers", &KVCache::num_layers)
       .def_property_readonly("width", &KVCache::width)
       .def_property_readonly("bytes", &KVCache::bytes)
@@ -211,6 +215,8 @@ void register_engine(py::module_& m) {
              return out;
            },
            py::arg("layer"), py::arg("begin"), py::arg("end"))
+      .def("settle", &KVCache::settle)
+      .def("mark", &KVCache::mark, py::arg("position"))
       .def("truncate", &KVCache::truncate, py::arg("position"));
 
   py::class_<DecodeStep>(m, "DecodeStep", "Decode steps of one model on one pool.")
@@ -230,9 +236,10 @@ void register_engine(py::module_& m) {
              check_tokens(model.model, tokens.data(), tokens.size());
              check_cache(model.model, cache);
              check_holds(cache, prefix);
-             return std::make_unique<Prefill>(
-                 model.model, pool, cache,
-                 std::vector<int32_t>(tokens.data(), tokens.data() + tokens.size()), prefix);
+             check(prefix <= INT32_MAX - tokens.size(), "the positions do not fit 32 bits");
+             std::vector<int32_t> ids(tokens.data(), tokens.data() + tokens.size());
+             const py::gil_scoped_release release;
+             return std::make_unique<Prefill>(model.model, pool, cache, std::move(ids), prefix);
            }),
            py::arg("model"), py::arg("pool"), py::arg("cache"), py::arg("tokens"),
            py::arg("prefix"), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(),

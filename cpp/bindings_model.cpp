@@ -11,13 +11,15 @@ namespace py = pybind11;
 namespace moechat {
 namespace {
 
+constexpr int64_t kMaxSize = int64_t{1} << 24;  // products of three sizes cannot overflow
+
 // One named field after another of a dict.
 class Fields {
  public:
   explicit Fields(const py::dict& values) : values_(values) {}
   int64_t size(const char* key) const {
     const auto value = values_[key].cast<int64_t>();
-    check(value >= 0, "no dimension can be negative");
+    check(value >= 0 && value <= kMaxSize, "a dimension must lie in 0..2^24");
     return value;
   }
   float real(const char* key) const { return values_[key].cast<float>(); }
@@ -100,10 +102,15 @@ LatentWeights read_latent(const Weights& weights, const ModelDims& d, const std:
     // Rows of head h: nope_dim rows of the key expansion, then v_dim rows of the value expansion.
     const int64_t rows = d.nope_dim + d.v_dim;
     const MatrixView kv_b = weights.matrix(prefix + "kv_b", d.num_heads * rows, d.kv_lora_rank);
-    check(!kv_b.transposed, "kv_b cannot be sliced by head when it is stored [inputs, outputs]");
+    const int64_t unit = kv_b.format == Format::kGPTQ ? 8 : unit_of(kv_b.format).cols;
+    check(!kv_b.transposed || (d.nope_dim % unit == 0 && d.v_dim % unit == 0),
+          "kv_b is packed across the edges of its heads");
+    const auto outputs = [&kv_b](int64_t begin, int64_t count) {
+      return kv_b.transposed ? kv_b.col_slice(begin, count) : kv_b.row_slice(begin, count);
+    };
     for (int64_t h = 0; h < d.num_heads; ++h) {
-      latent.key_expand.push_back(kv_b.row_slice(h * rows, d.nope_dim));
-      latent.value_expand.push_back(kv_b.row_slice(h * rows + d.nope_dim, d.v_dim));
+      latent.key_expand.push_back(outputs(h * rows, d.nope_dim));
+      latent.value_expand.push_back(outputs(h * rows + d.nope_dim, d.v_dim));
     }
     return latent;
   }
@@ -201,7 +208,8 @@ Model read_model(const py::dict& dims, const py::list& ropes, const py::list& la
         read_layer(weights, model.dims, "layers." + std::to_string(i) + "."));
     model.layers.back().window = layer[0].cast<int64_t>();
     model.layers.back().rope = layer[1].cast<int64_t>();
-    check(model.layers.back().window >= 0, "a window cannot be negative");
+    check(model.layers.back().window >= 0 && model.layers.back().window <= INT32_MAX,
+          "a window must lie in 0..2^31 - 1");
     check(model.layers.back().rope >= 0 &&
               model.layers.back().rope < static_cast<int64_t>(model.ropes.size()),
           "a layer asks for a rope that is not there");
@@ -228,7 +236,9 @@ void register_model(py::module_& m) {
   py::class_<PyModel>(m, "Model", "Dimensions and weight views of one model, by role.")
       .def(py::init([](const py::dict& dims, const py::list& ropes, const py::list& layers,
                        const std::string& compute, py::dict weights) {
-             return PyModel{read_model(dims, ropes, layers, compute, weights), weights};
+             // A copy: whoever changes the dict later must not free what the views point into.
+             const py::dict kept = weights.attr("copy")();
+             return PyModel{read_model(dims, ropes, layers, compute, kept), kept};
            }),
            py::arg("dims"), py::arg("ropes"), py::arg("layers"), py::arg("compute"),
            py::arg("weights"))

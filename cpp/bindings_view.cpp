@@ -91,8 +91,8 @@ void set_data(MatrixView& view, const FormatRow& row, const py::array& data,
   view.rows = row.format == Format::kGPTQ ? 8 * data.shape(0) : data.shape(0);
   check(view.rows >= 1, "a matrix needs at least one row");
   if (view.cols < 1 || view.cols > kMaxColumns)
-    throw Status("bad-argument", "a matrix needs 1.." + std::to_string(kMaxColumns) +
-                                     " columns, not " + std::to_string(view.cols));
+    throw Status("bad-argument", "a stored matrix needs 1.." + std::to_string(kMaxColumns) +
+                                     " columns");
   const int64_t item_stride = row.item_bytes * view.col_step;
   const int64_t row_bytes = (data.shape(1) - 1) * item_stride + row.item_bytes;
   check(data.shape(1) == 1 || data.strides(1) == item_stride,

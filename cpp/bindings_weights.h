@@ -34,7 +34,7 @@ class Weights {
     if (!has(role)) return {};
     const auto array =
         get(role).cast<pybind11::array_t<float, pybind11::array::c_style>>();
-    if (array.ndim() != 1 || (array.size() != size && array.size() != other))
+    if (array.ndim() != 1 || (array.size() != size && (other == 0 || array.size() != other)))
       throw Status("bad-argument",
                    "weight '" + role + "' needs " + std::to_string(size) + " values");
     return {array.data(), array.data() + array.size()};

@@ -114,5 +114,6 @@ def from_native(name: str, message: str) -> MoechatError:
         "non-finite-logits": NonFiniteLogits,
         "bad-argument": BadParameter,
         "isa-unsupported": DoesNotFit,
+        "does-not-fit": DoesNotFit,
     }
     return classes.get(name, MoechatError)(message)

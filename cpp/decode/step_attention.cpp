@@ -138,11 +138,11 @@ int64_t DecodeStep::plan_attention(int64_t layer) {
 void DecodeStep::run_attention(int64_t layer, const AttentionTask& task, int worker) {
   const ModelDims& d = model_.dims;
   const int64_t place = task.span * d.num_heads + task.head;
-  const SlotColumns columns = slot_columns(d, task.head);
+  const SlotSegments segments = slot_segments(d, task.head);
   const std::vector<float>& queries = d.latent() ? latent_query_ : query_;
-  attend_span(isa_, d, *tokens_[task.row].cache, layer, task.begin, task.end, columns,
-              queries.data() + (task.row * d.num_heads + task.head) * columns.key_width, task.heads,
-              span_out_.data() + place * columns.value_width, span_max_.data() + place,
+  attend_span(isa_, d, *tokens_[task.row].cache, layer, task.begin, task.end, segments,
+              queries.data() + (task.row * d.num_heads + task.head) * segments.key_width, task.heads,
+              span_out_.data() + place * segments.value_width, span_max_.data() + place,
               span_sum_.data() + place, worker_floats_[static_cast<size_t>(worker)].data(),
               pool_.scratch(worker));
 }

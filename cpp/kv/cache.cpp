@@ -1,5 +1,6 @@
 #include "kv/cache.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "common/number_formats.h"
@@ -7,26 +8,31 @@
 
 namespace moechat {
 
-KVCache::KVCache(const std::vector<int64_t>& windows, int64_t width, Compute compute)
-    : width_(width), encoding_(compute == Compute::kExact ? KVEncoding::kF32 : KVEncoding::kBF16) {
-  if (windows.empty() || width <= 0 || width > kMaxColumns)
+KVCache::KVCache(const std::vector<int64_t>& windows, int64_t num_segments, int64_t segment_width,
+                 Compute compute)
+    : num_segments_(num_segments), segment_width_(segment_width),
+      encoding_(compute == Compute::kExact ? KVEncoding::kF32 : KVEncoding::kBF16) {
+  if (windows.empty() || num_segments <= 0 || num_segments > kMaxColumns || segment_width <= 0 ||
+      segment_width > kMaxColumns || num_segments * segment_width > kMaxSlotElements)
     throw Status("bad-argument", "a KV cache needs at least one layer and a sensible width");
   for (const int64_t window : windows) {
-    if (window < 0) throw Status("bad-argument", "a window cannot be negative");
+    if (window < 0 || window > INT32_MAX)
+      throw Status("bad-argument", "a window must lie in 0..2^31 - 1");
     layers_.emplace_back();
     layers_.back().window = window;
   }
 }
 
-int64_t KVCache::slot_bytes() const { return width_ * (encoding_ == KVEncoding::kF32 ? 4 : 2); }
+int64_t KVCache::slot_bytes() const { return width() * (encoding_ == KVEncoding::kF32 ? 4 : 2); }
 
 int64_t KVCache::bytes() const {
   int64_t pages = 0;
-  for (const Layer& layer : layers_) pages += static_cast<int64_t>(layer.pages.size());
+  for (const Layer& layer : layers_)
+    pages += static_cast<int64_t>(layer.pages.size() + layer.aside.size());
   return pages * kPageSlots * slot_bytes();
 }
 
-uint8_t* KVCache::new_slot(Layer& layer, int32_t position) {
+void KVCache::append_row(Layer& layer, int32_t position, const uint8_t* row) {
   const int64_t index = layer.num_slots % kPageSlots;
   const auto pages = static_cast<int64_t>(layer.pages.size());
   if (layer.num_slots == (layer.first_page + pages) * kPageSlots) {
@@ -35,28 +41,56 @@ uint8_t* KVCache::new_slot(Layer& layer, int32_t position) {
     page.bytes.reset(new uint8_t[static_cast<size_t>(kPageSlots * slot_bytes())]);
     layer.pages.push_back(std::move(page));
   }
-  KVPage& page = layer.pages[static_cast<size_t>(layer.num_slots / kPageSlots - layer.first_page)];
+  KVPage& page = layer.pages.back();
   page.positions[static_cast<size_t>(index)] = position;
   ++layer.num_slots;
-  return page.bytes.get() + index * slot_bytes();
+  const int64_t bytes = segment_bytes();
+  for (int64_t s = 0; s < num_segments_; ++s)
+    std::memcpy(page.bytes.get() + (s * kPageSlots + index) * bytes, row + s * bytes,
+                static_cast<size_t>(bytes));
 }
 
 void KVCache::append_encoded(int64_t layer, const int32_t* positions, const uint8_t* rows,
                              int64_t count) {
   for (int64_t i = 0; i < count; ++i)
-    std::memcpy(new_slot(layers_[layer], positions[i]), rows + i * slot_bytes(),
-                static_cast<size_t>(slot_bytes()));
+    append_row(layers_[layer], positions[i], rows + i * slot_bytes());
 }
 
 void KVCache::append(int64_t layer, int32_t position, const float* row) {
   Layer& own = layers_[layer];
-  encode_slot(encoding_, row, width_, new_slot(own, position));
-  if (own.window == 0) return;
-  const int64_t oldest = position - own.window - kSlackSlots;
+  encoded_.resize(static_cast<size_t>(slot_bytes()));
+  encode_slot(encoding_, row, width(), encoded_.data());
+  append_row(own, position, encoded_.data());
+  free_left(own, position);
+}
+
+void KVCache::free_left(Layer& layer, int32_t position) {
+  if (layer.window == 0) return;
+  const int64_t oldest = position - layer.window - kSlackSlots;
   size_t gone = 0;
-  while (gone + 1 < own.pages.size() && own.pages[gone].positions[kPageSlots - 1] <= oldest) ++gone;
-  own.pages.erase(own.pages.begin(), own.pages.begin() + static_cast<std::ptrdiff_t>(gone));
-  own.first_page += static_cast<int64_t>(gone);
+  while (gone + 1 < layer.pages.size() && layer.pages[gone].positions[kPageSlots - 1] <= oldest)
+    put_aside(layer, gone++);
+  layer.pages.erase(layer.pages.begin(), layer.pages.begin() + static_cast<std::ptrdiff_t>(gone));
+  layer.first_page += static_cast<int64_t>(gone);
+}
+
+// A page that is about to be freed is kept when it holds slots that the token at the mark, or one
+// shortly before it, sees.
+void KVCache::put_aside(Layer& layer, size_t page) {
+  const auto& positions = layer.pages[page].positions;
+  const int64_t number = layer.first_page + static_cast<int64_t>(page);
+  const auto aside = static_cast<int64_t>(layer.aside.size());
+  if (aside > 0 && layer.aside_first_page + aside != number) layer.aside.clear();
+  if (positions[kPageSlots - 1] <= mark_ - layer.window - kPageSlots || positions[0] > mark_) return;
+  if (layer.aside.empty()) layer.aside_first_page = number;
+  layer.aside.push_back(std::move(layer.pages[page]));
+}
+
+void KVCache::settle() {
+  for (Layer& layer : layers_)
+    if (layer.num_slots > layer.first_page * kPageSlots)
+      free_left(layer, layer.pages.back().positions[static_cast<size_t>(
+                           (layer.num_slots - 1) % kPageSlots)]);
 }
 
 // Whether the layer still holds what the window of the token at `position` shows.
@@ -65,10 +99,23 @@ bool KVCache::can_rewind(const Layer& layer, int32_t position) const {
   return layer.pages[0].positions[0] <= position - layer.window + 1;
 }
 
+bool KVCache::can_restore(const Layer& layer, int32_t position) const {
+  return !layer.aside.empty() && layer.aside[0].positions[0] <=
+                                     std::max<int64_t>(0, position - layer.window + 1) &&
+         layer.aside.back().positions[kPageSlots - 1] >= position - 1;
+}
+
 void KVCache::truncate(int32_t position) {
   for (const Layer& layer : layers_)
-    if (!can_rewind(layer, position)) position = 0;
+    if (!can_rewind(layer, position) && !can_restore(layer, position)) position = 0;
   for (Layer& layer : layers_) {
+    if (position > 0 && !can_rewind(layer, position)) {
+      layer.pages = std::move(layer.aside);
+      layer.first_page = layer.aside_first_page;
+      layer.num_slots =
+          (layer.first_page + static_cast<int64_t>(layer.pages.size())) * kPageSlots;
+    }
+    if (position <= mark_) layer.aside.clear();
     const int64_t first = layer.first_page * kPageSlots;
     while (layer.num_slots > first &&
            layer.page_of(layer.num_slots - 1)
@@ -94,13 +141,15 @@ int64_t KVCache::first_visible(int64_t layer, int64_t position) const {
   return low;
 }
 
-MatrixView KVCache::slots_view(int64_t layer, int64_t begin, int64_t count) const {
+MatrixView KVCache::segment_view(int64_t layer, int64_t segment, int64_t begin,
+                                 int64_t count) const {
   MatrixView view;
   view.format = encoding_ == KVEncoding::kF32 ? Format::kF32 : Format::kBF16;
-  view.data = slot(layer, begin);
+  view.data = layers_[layer].page_of(begin).bytes.get() +
+              (segment * kPageSlots + begin % kPageSlots) * segment_bytes();
   view.rows = count;
-  view.cols = width_;
-  view.row_stride_bytes = slot_bytes();
+  view.cols = segment_width_;
+  view.row_stride_bytes = segment_bytes();
   return view;
 }
 
@@ -108,8 +157,19 @@ int32_t KVCache::position(int64_t layer, int64_t slot) const {
   return layers_[layer].page_of(slot).positions[static_cast<size_t>(slot % kPageSlots)];
 }
 
-const uint8_t* KVCache::slot(int64_t layer, int64_t slot) const {
-  return layers_[layer].page_of(slot).bytes.get() + slot % kPageSlots * slot_bytes();
+void KVCache::read(int64_t layer, int64_t slot, uint8_t* row) const {
+  const uint8_t* page = layers_[layer].page_of(slot).bytes.get();
+  const int64_t bytes = segment_bytes();
+  for (int64_t s = 0; s < num_segments_; ++s)
+    std::memcpy(row + s * bytes, page + (s * kPageSlots + slot % kPageSlots) * bytes,
+                static_cast<size_t>(bytes));
+}
+
+void KVCache::decode(int64_t layer, int64_t slot, float* values) const {
+  const uint8_t* page = layers_[layer].page_of(slot).bytes.get();
+  for (int64_t s = 0; s < num_segments_; ++s)
+    decode_slot(encoding_, page + (s * kPageSlots + slot % kPageSlots) * segment_bytes(),
+                segment_width_, values + s * segment_width_);
 }
 
 void encode_slot(KVEncoding encoding, const float* src, int64_t width, uint8_t* slot) {

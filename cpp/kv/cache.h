@@ -1,7 +1,13 @@
 // One session's KV cache: pages of slots, one list of pages a layer, in the compute type.
 //
+// A slot has one or more segments of equal width: the latent and its rotary key in one, or the keys
+// and values of each head apart. A page holds segment after segment, so that attention of one head
+// reads its keys, and its values, in one piece.
+//
 // A layer with a sliding window keeps its window and kSlackSlots more; older pages are freed while
-// decode steps. Slots keep their numbers: the first one held then is first_slot(layer).
+// decode steps. Slots keep their numbers: the first one held then is first_slot(layer). What was in
+// the window at the mark, where an answer began, is kept aside: many templates drop an answer's
+// thinking from the next prompt, which then goes on from there.
 //
 // Threads: only the decode side writes (append, truncate). A prefill job reads slots before its own
 // span of layer l while packets of earlier layers are being appended; lists of different layers are
@@ -19,11 +25,12 @@ namespace moechat {
 
 constexpr int64_t kPageSlots = 64;
 constexpr int64_t kSlackSlots = 512;  // how far a sliding window can be rewound
+constexpr int64_t kMaxSlotElements = int64_t{1} << 20;
 
 // How a page's elements are stored. Both encodings are the compute types, bit for bit.
 enum class KVEncoding : uint8_t { kBF16, kF32 };
 
-// `width` elements a slot. Slots carry explicit positions: slot and position differ once a policy
+// kPageSlots slots, segment by segment. Slots carry explicit positions: slot and position differ once a policy
 // drops tokens.
 struct KVPage {
   KVEncoding encoding{};
@@ -35,10 +42,12 @@ class KVCache {
  public:
   // One layer for each window; a window of 0 keeps everything. Throws Status "bad-argument" on
   // sizes that make no sense.
-  KVCache(const std::vector<int64_t>& windows, int64_t width, Compute compute);
+  KVCache(const std::vector<int64_t>& windows, int64_t num_segments, int64_t segment_width,
+          Compute compute);
 
   int64_t num_layers() const { return static_cast<int64_t>(layers_.size()); }
-  int64_t width() const { return width_; }
+  int64_t num_segments() const { return num_segments_; }
+  int64_t width() const { return num_segments_ * segment_width_; }  // elements of a slot
   KVEncoding encoding() const { return encoding_; }
   int64_t slot_bytes() const;
   // Slots are numbered [first_slot, num_slots); first_slot is 0 without a window.
@@ -52,32 +61,46 @@ class KVCache {
   void append_encoded(int64_t layer, const int32_t* positions, const uint8_t* rows, int64_t count);
   // Appends one slot from float32, rounding to the encoding; frees pages that left the window.
   void append(int64_t layer, int32_t position, const float* row);
+  // Frees pages that left the windows: for when a prefill is complete and its slots stay.
+  void settle();
+  // Answers begin at `position` from now on.
+  void mark(int32_t position) { mark_ = position; }
   // Keeps slots whose position is < `position` in every layer. When a layer has freed what its
   // window would then show, everything is dropped: the caller prefills again.
   void truncate(int32_t position);
 
   // First slot of a layer that a query at `position` sees.
   int64_t first_visible(int64_t layer, int64_t position) const;
-  // Slots [begin, begin + count) of one page of a layer as a [count, width] matrix.
-  MatrixView slots_view(int64_t layer, int64_t begin, int64_t count) const;
+  // One segment of the slots [begin, begin + count) of one page, as a [count, segment_width] matrix.
+  MatrixView segment_view(int64_t layer, int64_t segment, int64_t begin, int64_t count) const;
   int32_t position(int64_t layer, int64_t slot) const;
-  // Bytes of one slot.
-  const uint8_t* slot(int64_t layer, int64_t slot) const;
+  // row = one slot in the cache's encoding, slot_bytes() of it.
+  void read(int64_t layer, int64_t slot, uint8_t* row) const;
+  // values[width] = one slot as float32.
+  void decode(int64_t layer, int64_t slot, float* values) const;
 
  private:
   struct Layer {
     std::vector<KVPage> pages;
     int64_t window = 0, first_page = 0, num_slots = 0;
+    std::vector<KVPage> aside;  // full pages around the mark that left `pages`, in order
+    int64_t aside_first_page = 0;
     const KVPage& page_of(int64_t slot) const {
       return pages[static_cast<size_t>(slot / kPageSlots - first_page)];
     }
   };
-  uint8_t* new_slot(Layer& layer, int32_t position);
+  void free_left(Layer& layer, int32_t position);
+  void append_row(Layer& layer, int32_t position, const uint8_t* row);
+  int64_t segment_bytes() const { return slot_bytes() / num_segments_; }
   bool can_rewind(const Layer& layer, int32_t position) const;
+  bool can_restore(const Layer& layer, int32_t position) const;
+  void put_aside(Layer& layer, size_t page);
 
-  int64_t width_;
+  int64_t num_segments_, segment_width_;
   KVEncoding encoding_;
   std::vector<Layer> layers_;
+  int32_t mark_ = 0;
+  std::vector<uint8_t> encoded_;  // one slot, of append()
 };
 
 // slot = src[width] in the given encoding (BF16: nearest even).

@@ -35,6 +35,7 @@ struct ModelDims {
   int64_t query_dim() const { return latent() ? nope_dim + rope_dim : head_dim; }  // of a head
   int64_t value_dim() const { return latent() ? v_dim : head_dim; }
   int64_t heads_per_group() const { return latent() ? num_heads : num_heads / num_kv_heads; }
+  int64_t kv_segments() const { return latent() ? 1 : 2 * num_kv_heads; }  // of a cache slot
   int64_t kv_width() const {  // elements of one cache slot
     return latent() ? kv_lora_rank + rope_dim : 2 * num_kv_heads * head_dim;
   }

@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t kTile = 128;                    // outputs of one GEMM task
 constexpr int64_t kRowsPerTask = 256;             // activation rows that share a decoded tile
 constexpr int64_t kRowChunk = 16;                 // activation rows of one element-wise task
-constexpr int64_t kExpertFloats = 128ll << 18;    // 128 MiB of expert outputs at a time
+constexpr int64_t kExpertFloats = 128ll << 18;    // 128 MiB of expert activations at a time
 
 void resize(std::vector<float>& buffer, int64_t size) { buffer.resize(static_cast<size_t>(size)); }
 
@@ -43,10 +43,13 @@ Prefill::Prefill(const Model& model, ThreadPool& pool, const KVCache& cache,
   resize(shared_weights_, rows);
   visible_begin_.resize(static_cast<size_t>(rows));
   kv_encoded_.resize(static_cast<size_t>(rows * cache.slot_bytes()));
-  for (int64_t r = 0; r < rows; ++r) {
-    embed(model, tokens_[static_cast<size_t>(r)], x_.data() + r * d.hidden);
-    model_angles(model, prefix + r, cos_sin_.data() + r * angles_);
-  }
+}
+
+void Prefill::add_embedding(Job& job) {
+  add_rows(job, [this](int64_t r) {
+    embed(model_, tokens_[static_cast<size_t>(r)], x_.data() + r * model_.dims.hidden);
+    model_angles(model_, prefix_ + r, cos_sin_.data() + r * angles_);
+  });
 }
 
 void Prefill::add_rows(Job& job, std::function<void(int64_t row)> body) {
@@ -80,6 +83,7 @@ bool Prefill::run_layer(const CancelFlag* cancel, float* window_mass, int64_t wi
   const LayerWeights& weights = model_.layers[static_cast<size_t>(layer_)];
   Job job;
   job.cancel = cancel;
+  if (layer_ == 0) add_embedding(job);
   add_attention(job, weights, window_mass, window);
   add_feed_forward(job, weights);
   spent_ = true;  // unless all goes well
@@ -127,7 +131,11 @@ void Prefill::add_feed_forward(Job& job, const LayerWeights& weights) {
 void Prefill::add_experts(Job& job, const LayerWeights& weights) {
   const ModelDims& d = model_.dims;
   const bool post_norm = !weights.post_ffn_norm.empty();
-  const int64_t per_row = (d.experts_per_token + 1) * d.hidden;
+  const int64_t slots = weights.is_moe ? d.experts_per_token + weights.has_shared : 1;
+  const MlpWeights& widest = !weights.is_moe     ? weights.dense
+                             : weights.has_shared ? weights.shared
+                                                  : weights.experts[0];
+  const int64_t per_row = slots * (d.hidden + 2 * widest.gate.outputs());
   const int64_t chunk = std::max<int64_t>(kMaxGemvRows, kExpertFloats / per_row);
   calls_.assign(static_cast<size_t>(ceil_div(num_tokens(), chunk)), {});
   for (int64_t row = 0; row < num_tokens(); row += chunk) {

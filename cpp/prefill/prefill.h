@@ -1,6 +1,7 @@
 // CPU prefill: one span of new tokens, layer by layer (layer-major, design 2). Layer l's KV of the
 // span stays here until the caller sends it as a packet; earlier slots are read from the cache.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -30,6 +31,12 @@ class Prefill {
   // give it. Returns false when `cancel` cut it; throws Status "non-finite-logits" naming the
   // layer. The object is spent after either.
   bool run_layer(const CancelFlag* cancel, float* window_mass, int64_t window);
+  // Whether the cache still holds what the next layer's tokens see of the prefix.
+  bool prefix_held() const {
+    const int64_t window = cache_.window(layer_);
+    const int64_t needed = window > 0 ? std::max<int64_t>(0, prefix_ - window + 1) : 0;
+    return cache_.num_slots(layer_) >= prefix_ && cache_.first_slot(layer_) <= needed;
+  }
   // Past num_layers() once a layer was cut or failed.
   int64_t next_layer() const { return spent_ ? num_layers() + 1 : layer_; }
   int64_t num_layers() const { return static_cast<int64_t>(model_.layers.size()); }
@@ -53,7 +60,8 @@ class Prefill {
   void add_mean_mass(Job& job, float* window_mass);
   void add_feed_forward(Job& job, const LayerWeights& weights);
   void add_experts(Job& job, const LayerWeights& weights);
-  void read_prefix(const LayerWeights& weights);
+  void add_prefix(Job& job, const LayerWeights& weights);
+  void add_embedding(Job& job);
   void round_slot(int64_t row);
   void join_attention(const LayerWeights& weights, int64_t row);
   void route_row(const LayerWeights& weights, int64_t row);
@@ -71,6 +79,7 @@ class Prefill {
   const KVCache& cache_;
   std::vector<int32_t> tokens_;
   int64_t prefix_, layer_ = 0;
+  int64_t visible_slot_ = 0;  // the first slot of the prefix that the layer at hand needs
   int64_t angles_;  // floats of cos_sin_ a token
   bool spent_ = false;
   Experts experts_;

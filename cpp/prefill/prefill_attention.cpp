@@ -13,11 +13,7 @@ void Prefill::add_attention(Job& job, const LayerWeights& weights, float* window
     isa_.vector->rms_norm(x_.data() + r * d.hidden, weights.attention_norm.data(), d.rms_eps,
                           d.hidden, normed_.data() + r * d.hidden);
   });
-  job.phases.push_back({[this, &weights]() -> int64_t {
-                          read_prefix(weights);
-                          return 0;
-                        },
-                        {}});
+  add_prefix(job, weights);
   attention_ = {};
   attention_.layer = &weights;
   attention_.slots = slots_.data();
@@ -39,18 +35,25 @@ void Prefill::add_attention(Job& job, const LayerWeights& weights, float* window
               d.hidden);
 }
 
-// Slots before the span, as far as its tokens see them, and where each token's view begins.
-void Prefill::read_prefix(const LayerWeights& weights) {
-  const int64_t visible = cache_.first_visible(layer_, prefix_);
-  for (int64_t slot = visible; slot < prefix_; ++slot)
-    decode_slot(cache_.encoding(), cache_.slot(layer_, slot), cache_.width(),
-                slots_.data() + slot * cache_.width());
-  if (weights.window == 0) return;
-  for (int64_t r = 0; r < num_tokens(); ++r) {
-    const int64_t own = r - weights.window + 1;  // the first token of the span that it sees
-    visible_begin_[static_cast<size_t>(r)] =
-        own >= 0 ? prefix_ + own : cache_.first_visible(layer_, prefix_ + r);
-  }
+// Reads the slots before the span, as far as its tokens see them, and finds where each token's view
+// begins.
+void Prefill::add_prefix(Job& job, const LayerWeights& weights) {
+  job.phases.push_back(
+      {[this, &weights]() -> int64_t {
+         visible_slot_ = cache_.first_visible(layer_, prefix_);
+         if (weights.window > 0)
+           for (int64_t r = 0; r < num_tokens(); ++r) {
+             const int64_t own = r - weights.window + 1;  // the first token of the span that it sees
+             visible_begin_[static_cast<size_t>(r)] =
+                 own >= 0 ? prefix_ + own : cache_.first_visible(layer_, prefix_ + r);
+           }
+         return ceil_div(prefix_ - visible_slot_, kPageSlots);
+       },
+       [this](int64_t task, int) {
+         const int64_t begin = visible_slot_ + task * kPageSlots;
+         for (int64_t slot = begin; slot < std::min(begin + kPageSlots, prefix_); ++slot)
+           cache_.decode(layer_, slot, slots_.data() + slot * cache_.width());
+       }});
 }
 
 void Prefill::add_latent_inputs(Job& job, const LayerWeights& weights) {

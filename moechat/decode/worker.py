@@ -167,6 +167,7 @@ class DecodeWorker:
         now = time.monotonic()
         try:
             self._check_arrived(start.cache, start.position)
+            start.cache.mark(start.position)
             generation = _native.Generation(
                 self._step.model,
                 start.cache.native,
@@ -199,7 +200,9 @@ class DecodeWorker:
         refused = self._refused.pop(cache.session, None)
         if refused is not None:
             raise refused
-        if not cache.holds(position):
+        if cache.holds(position):
+            cache.settle()
+        else:
             raise PacketRefused("KV packets are missing", f"the cache lacks slots below {position}")
 
     def _step_last(self, message: StepLast) -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from moechat import _native
 from moechat.engine.model_files import ModelFiles, find_model_files
-from moechat.errors import from_native
+from moechat.errors import ArchitectureUnsupported, from_native
 from moechat.models.spec import BoundTensor, LatentAttention, ModelSpec, MoeSpec
 
 Weight = _native.MatrixView | NDArray[np.float32]
@@ -48,7 +48,10 @@ def load_model(path: Path, compute: str) -> LoadedModel:
             weights=weights,
         )
     except _native.NativeError as error:
-        raise from_native(*error.args) from error
+        name, why = error.args
+        if name == "bad-argument":  # the model's own numbers, not what the user asked for
+            raise ArchitectureUnsupported(f"{path} cannot be computed", why) from error
+        raise from_native(name, why) from error
     return LoadedModel(spec, files, native)
 
 
@@ -152,7 +155,13 @@ def _weight(bound: BoundTensor, arrays: list[NDArray[Any] | None]) -> Weight:
             options["col_step"] = 2
     if bound.format == "int4":
         options["cols"] = bound.spec.shape[-1]
-    return _native.MatrixView(bound.format, data, **options)
+    try:
+        return _native.MatrixView(bound.format, data, **options)
+    except _native.NativeError as error:
+        raise ArchitectureUnsupported(
+            f"{bound.data.file} stores {bound.data.name!a} in a way that moechat cannot use",
+            error.args[1],
+        ) from error
 
 
 _SCALE_TYPES = {"F32": "f32", "BF16": "bf16", "F16": "f16", "U8": "e8m0", "F8_E8M0": "e8m0"}

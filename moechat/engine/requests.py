@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from moechat import _native
-from moechat.errors import from_native
+from moechat.errors import DoesNotFit, from_native
 from moechat.events import Event
 from moechat.sample.params import SamplingParams
 
@@ -112,4 +112,6 @@ def as_moechat_error(error: Exception) -> Exception:
     """Native errors under their stable names; everything else as it is."""
     if isinstance(error, _native.NativeError):
         return from_native(*error.args)
+    if isinstance(error, MemoryError):
+        return DoesNotFit("there is not enough memory for this", "", "Ask for a shorter context")
     return error

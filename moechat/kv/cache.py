@@ -26,7 +26,7 @@ class KVCache:
         self.epoch = 0
         self.num_layers = spec.num_layers
         windows = [layer.window for layer in spec.layers]
-        self.native = _native.KVCache(windows, spec.kv_width, compute)
+        self.native = _native.KVCache(windows, spec.kv_width, compute, spec.kv_segments)
 
     def __len__(self) -> int:
         """Tokens whose KV every layer has; a sliding window may have let go of the oldest."""
@@ -65,10 +65,19 @@ class KVCache:
             raise PacketRefused("a KV packet was refused", str(error.args[1])) from error
         return True
 
+    def settle(self) -> None:
+        """Let go of what left the sliding windows: all packets of a prefill have arrived."""
+        self.native.settle()
+
+    def mark(self, position: int) -> None:
+        """An answer begins at ``position``: a rewind to there stays possible with any window."""
+        self.native.mark(position)
+
     def truncate(self, position: int) -> None:
         """Keep the slots of positions below ``position``; whatever is on its way becomes stale.
 
-        Past a sliding window's slack nothing is kept: the timeline is prefilled again.
+        Past a sliding window's slack, unless it goes back to where the last answer began, nothing is
+        kept: the timeline is prefilled again.
         """
         self.epoch += 1
         self.native.truncate(position)

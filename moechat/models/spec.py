@@ -53,6 +53,11 @@ class LatentAttention:
     norm_eps: float
 
     @property
+    def kv_segments(self) -> int:
+        """Parts of a KV cache slot that are read apart."""
+        return 1
+
+    @property
     def kv_width(self) -> int:
         """Elements of one KV cache slot: the latent, then the rotated key."""
         return self.kv_lora_rank + self.rope_dim
@@ -68,6 +73,11 @@ class GroupedAttention:
     num_kv_heads: int
     head_dim: int
     clip: float = 0.0
+
+    @property
+    def kv_segments(self) -> int:
+        """Parts of a KV cache slot that are read apart: the key and the value of each head."""
+        return 2 * self.num_kv_heads
 
     @property
     def kv_width(self) -> int:
@@ -146,6 +156,11 @@ class ModelSpec:
     def num_layers(self) -> int:
         """Decoder layers, multi-token-prediction layers not counted."""
         return len(self.layers)
+
+    @property
+    def kv_segments(self) -> int:
+        """Parts of a KV cache slot that are read apart."""
+        return self.attention.kv_segments
 
     @property
     def kv_width(self) -> int:

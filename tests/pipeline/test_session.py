@@ -14,7 +14,14 @@ from oracles import MINI, expected
 
 from moechat import SamplingParams
 from moechat.engine.requests import GenerateRequest
-from moechat.errors import BadParameter, EngineClosed, PromptEmpty, PromptTooLong, SessionBusy
+from moechat.errors import (
+    BadParameter,
+    DoesNotFit,
+    EngineClosed,
+    PromptEmpty,
+    PromptTooLong,
+    SessionBusy,
+)
 from moechat.events import Finished, PrefillProgress
 
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_end=True)
@@ -223,7 +230,7 @@ def test_a_failure_in_the_decode_thread_is_told_and_survived(open_engine, monkey
         raise MemoryError("no memory")
 
     monkeypatch.setattr("moechat._native.generate", broken)
-    with pytest.raises(MemoryError):
+    with pytest.raises(DoesNotFit):
         tokens_of(engine.session().generate([0, 3, 1204, 5, 4], GREEDY))
     monkeypatch.undo()
     assert len(tokens_of(engine.session().generate([0, 3, 1204, 5, 4], GREEDY))) == 16

@@ -40,6 +40,16 @@ def test_window_layers_are_bounded_and_the_others_are_not(engine):
             assert held == len(session)
 
 
+def test_prefill_alone_is_bounded_too(engine):
+    session = engine.session()
+    generator = np.random.default_rng(3)
+    for _ in range(10):
+        session.extend(generator.integers(3, engine.spec.vocab_size, 150).tolist(), logits=None)
+    for number, layer in enumerate(engine.spec.layers):
+        held = session.cache.num_slots(number) - session.cache.first_slot(number)
+        assert not layer.window or held <= layer.window + SLACK_SLOTS + 2 * PAGE_SLOTS
+
+
 def test_a_rewind_within_the_slack_prefills_nothing(engine):
     session = long_talk(engine)
     ids = list(session.timeline.ids)
@@ -50,10 +60,22 @@ def test_a_rewind_within_the_slack_prefills_nothing(engine):
     np.testing.assert_allclose(logits, fresh, atol=1e-4)
 
 
+@pytest.mark.parametrize("before_the_answer", [0, 1, 40])
+def test_a_rewind_to_where_the_answer_began_prefills_nothing(engine, before_the_answer):
+    """As templates that drop an answer's thinking from the next prompt need it."""
+    session = long_talk(engine)
+    ids = list(session.timeline.ids)
+    kept = 300 - 1 - before_the_answer
+    assert session.rewind(kept) == 0
+    logits = session.extend(ids[kept : kept + 40])
+    fresh = engine.session().extend(ids[: kept + 40])[-40:]
+    np.testing.assert_allclose(logits, fresh, atol=1e-4)
+
+
 def test_a_rewind_past_the_slack_prefills_again(engine):
     session = long_talk(engine)
     ids = list(session.timeline.ids)
-    kept = 350
+    kept = 450
     assert session.rewind(kept) == kept
     assert len(session) == kept
     logits = session.extend(ids[kept : kept + 40])

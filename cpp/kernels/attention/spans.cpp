@@ -7,23 +7,22 @@
 namespace moechat {
 
 void attend_span(const InstructionSet& isa, const ModelDims& dims, const KVCache& cache,
-                 int64_t layer, int64_t begin, int64_t end, const SlotColumns& columns,
+                 int64_t layer, int64_t begin, int64_t end, const SlotSegments& segments,
                  const float* queries, int64_t heads, float* out, float* max, float* sum,
                  float* float_scratch, void* scratch) {
-  const int64_t width = columns.value_width, slots = end - begin;
+  const int64_t width = segments.value_width, slots = end - begin;
   float* scores = float_scratch;                         // [kHeadBlock][kSpanSlots]
   float* page_out = scores + kHeadBlock * kSpanSlots;    // [kHeadBlock][width]
   const float* rows[kHeadBlock];
   float* outputs[kHeadBlock];
-  for (int64_t h = 0; h < heads; ++h) rows[h] = queries + h * columns.key_width;
+  for (int64_t h = 0; h < heads; ++h) rows[h] = queries + h * segments.key_width;
   const auto in_page = [end](int64_t slot) {
     return std::min(end, (slot / kPageSlots + 1) * kPageSlots) - slot;
   };
   for (int64_t slot = begin, count; slot < end; slot += count) {
     count = in_page(slot);
     for (int64_t h = 0; h < heads; ++h) outputs[h] = scores + h * kSpanSlots + (slot - begin);
-    const MatrixView keys = cache.slots_view(layer, slot, count)
-                                .col_slice(columns.key_begin, columns.key_width);
+    const MatrixView keys = cache.segment_view(layer, segments.key, slot, count);
     isa.matmul->gemv(keys, 0, count, Compute::kExact, rows, static_cast<int>(heads), outputs,
                      scratch);
   }
@@ -39,7 +38,7 @@ void attend_span(const InstructionSet& isa, const ModelDims& dims, const KVCache
   for (int64_t slot = begin, count; slot < end; slot += count) {
     count = in_page(slot);
     const MatrixView values =
-        cache.slots_view(layer, slot, count).col_slice(columns.value_begin, width);
+        cache.segment_view(layer, segments.value, slot, count).col_slice(0, width);
     for (int64_t h = 0; h < heads; ++h) rows[h] = scores + h * kSpanSlots + (slot - begin);
     isa.matmul->gemv_transposed(values, 0, width, Compute::kExact, rows, heads, outputs, scratch);
     isa.vector->axpy(1.0f, page_out, heads * width, out);

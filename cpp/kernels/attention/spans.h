@@ -16,17 +16,18 @@ namespace moechat {
 constexpr int64_t kSpanSlots = 4 * kPageSlots;
 constexpr int64_t kHeadBlock = kMaxGemvRows;  // heads that share one reading of a page
 
-// The columns of a cache slot that a group of heads reads as its key and as its value.
-struct SlotColumns {
-  int64_t key_begin, key_width, value_begin, value_width;
+// The segments of a cache slot that a group of heads reads as its key and as its value; the value is
+// the first value_width elements of its segment.
+struct SlotSegments {
+  int64_t key, value, key_width, value_width;
 };
 
-// Latent attention: all heads share the slot, and the latent is also the value. Grouped attention:
-// all keys, then all values, one of each for `heads_per_group` heads.
-inline SlotColumns slot_columns(const ModelDims& d, int64_t head) {
-  if (d.latent()) return {0, d.kv_width(), 0, d.kv_lora_rank};
+// Latent attention: all heads share the one segment, and the latent is also the value. Grouped
+// attention: all keys, then all values, one of each for `heads_per_group` heads.
+inline SlotSegments slot_segments(const ModelDims& d, int64_t head) {
+  if (d.latent()) return {0, 0, d.kv_width(), d.kv_lora_rank};
   const int64_t kv_head = head / d.heads_per_group();
-  return {kv_head * d.head_dim, d.head_dim, (d.num_kv_heads + kv_head) * d.head_dim, d.head_dim};
+  return {kv_head, d.num_kv_heads + kv_head, d.head_dim, d.head_dim};
 }
 
 // Elements that attention sums up for a head: the latent, or the value itself.
@@ -41,7 +42,7 @@ inline int64_t attend_span_floats(const ModelDims& d) {
 // all within one span. out[heads][value_width]: unnormalised sums; max[heads], sum[heads]: of the
 // exponentials.
 void attend_span(const InstructionSet& isa, const ModelDims& dims, const KVCache& cache,
-                 int64_t layer, int64_t begin, int64_t end, const SlotColumns& columns,
+                 int64_t layer, int64_t begin, int64_t end, const SlotSegments& segments,
                  const float* queries, int64_t heads, float* out, float* max, float* sum,
                  float* float_scratch, void* scratch);
 

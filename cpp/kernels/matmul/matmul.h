@@ -28,7 +28,7 @@ namespace moechat {
 enum class Compute : uint8_t { kBF16, kExact };
 
 constexpr int kMaxGemvRows = 16;
-constexpr int64_t kMaxColumns = 32768;  // bindings refuse wider matrices
+constexpr int64_t kMaxColumns = 65536;  // bindings refuse wider matrices
 constexpr size_t kMatmulScratchBytes = (kMaxGemvRows + 5) * kMaxColumns * 4;
 
 struct MatmulKernels {

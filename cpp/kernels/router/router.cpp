@@ -72,20 +72,21 @@ void route(const RouterRule& rule, const float* logits, const float* correction,
     const bool two = rule.scoring == Scoring::kSigmoid;
     for (int64_t g = 0; g < rule.num_groups; ++g)
       groups[g] = group_score(selection + g * group_size, group_size, two);
-    for (int64_t kept = 0; kept < rule.groups_kept; ++kept) groups[best_of(groups, rule.num_groups)] = kTaken;
+    for (int64_t kept = 0; kept < rule.groups_kept; ++kept)
+      groups[best_of(groups, rule.num_groups)] = kTaken;
     for (int64_t g = 0; g < rule.num_groups; ++g)
       if (groups[g] == groups[g])
         for (int64_t e = g * group_size; e < (g + 1) * group_size; ++e) selection[e] = kTaken;
   }
-  float sum = 1e-20f;
   for (int64_t k = 0; k < rule.experts_per_token; ++k) {
     const int64_t chosen = best_of(selection, experts);
     selection[chosen] = kTaken;
     ids[k] = static_cast<int32_t>(chosen);
     weights[k] = score[chosen];
-    sum += score[chosen];
   }
   if (rule.scoring == Scoring::kSoftmaxChosen) softmax(weights, rule.experts_per_token, weights);
+  float sum = 1e-20f;
+  for (int64_t k = 0; k < rule.experts_per_token; ++k) sum += weights[k];
   for (int64_t k = 0; k < rule.experts_per_token; ++k)
     weights[k] *= rule.normalise_weights ? rule.routed_scaling / sum : rule.routed_scaling;
 }
