@@ -79,9 +79,9 @@ void KVCache::free_left(Layer& layer, int32_t position) {
 void KVCache::put_aside(Layer& layer, size_t page) {
   const auto& positions = layer.pages[page].positions;
   const int64_t number = layer.first_page + static_cast<int64_t>(page);
-  const auto aside = static_cast<int64_t>(layer.aside.size());
-  if (aside > 0 && layer.aside_first_page + aside != number) layer.aside.clear();
   if (positions[kPageSlots - 1] <= mark_ - layer.window - kPageSlots || positions[0] > mark_) return;
+  const auto aside = static_cast<int64_t>(layer.aside.size());
+  if (layer.aside_first_page + aside != number) layer.aside.clear();  // of an earlier mark
   if (layer.aside.empty()) layer.aside_first_page = number;
   layer.aside.push_back(std::move(layer.pages[page]));
 }
