@@ -108,7 +108,8 @@ struct NibbleTile {
     if (col < w.cols) {  // bytes of its own, so that none behind the row's last one is read
       alignas(64) uint8_t bytes[kRows][Nibbles::kStepBytes] = {};
       const Unit unit = unit_of(w.format);
-      const auto size = static_cast<size_t>((w.cols - col + unit.cols - 1) / unit.cols * unit.bytes);
+      const int64_t units = (w.cols - col + unit.cols - 1) / unit.cols;
+      const auto size = static_cast<size_t>(units * unit.bytes);
       for (int i = 0; i < kRows; ++i) {
         std::memcpy(bytes[i], p[i], size);
         p[i] = bytes[i];

@@ -1,6 +1,6 @@
 // AVX-512 with BF16 and VBMI: gemv straight from FP8, BF16 and 4-bit bytes with vdpbf16ps; the rest
-// as plain AVX-512, for float32 FMA does at least as many multiplications a cycle on most CPUs (twice
-// as many on Sapphire and Granite Rapids).
+// as plain AVX-512, for float32 FMA does at least as many multiplications a cycle on most CPUs
+// (twice as many on Sapphire and Granite Rapids).
 #include <immintrin.h>
 
 #include <cstring>

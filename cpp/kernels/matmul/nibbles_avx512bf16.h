@@ -17,10 +17,13 @@ namespace matmul_avx512bf16 {
 
 constexpr int64_t kStep = 128;  // columns
 
-inline constexpr uint16_t kInt4Values[16] = {0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
-                                      0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0};
-inline constexpr uint16_t kE2M1Values[16] = {0x0000, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0,
-                                      0x8000, 0xbf00, 0xbf80, 0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0};
+// -8 .. 7, and E2M1 by code.
+inline constexpr uint16_t kInt4Values[16] = {
+    0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
+    0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0};
+inline constexpr uint16_t kE2M1Values[16] = {
+    0x0000, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0,
+    0x8000, 0xbf00, 0xbf80, 0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0};
 
 [[gnu::always_inline]] inline __m512i load_table(const uint16_t* values) {
   const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(values));
@@ -71,7 +74,8 @@ struct NibblesQ4_0 : NibbleBlocks<2, kInt4Values> {
 
 struct NibblesMXFP4Block : NibbleBlocks<1, kE2M1Values> {
   [[gnu::always_inline]] static __m512 scales(const uint8_t* p) {
-    const __m512i index = _mm512_setr_epi32(0, 0, 0, 0, 17, 17, 17, 17, 34, 34, 34, 34, 51, 51, 51, 51);
+    const __m512i index =
+        _mm512_setr_epi32(0, 0, 0, 0, 17, 17, 17, 17, 34, 34, 34, 34, 51, 51, 51, 51);
     const __m512i code =
         _mm512_maskz_permutexvar_epi8(0x1111111111111111u, index, _mm512_loadu_si512(p));
     __m512i bits = _mm512_slli_epi32(code, 23);
