@@ -58,8 +58,9 @@ def make_view(format: str, data: np.ndarray) -> _native.MatrixView:
     if format == "mxfp4":
         return _native.MatrixView(format, data, E8M0_SCALE, (1, 32))
     if format == "int4":
-        codes = data.view(np.int32)
-        return _native.MatrixView(format, codes, BF16_SCALE, (1, 32), scale_type="bf16")
+        return _native.MatrixView(
+            format, data.view(np.int32), BF16_SCALE, (1, 32), scale_type="bf16"
+        )
     return _native.MatrixView(
         format, data.view(np.int32), F16_SCALE, (128, 1), scale_type="f16", zeros=ZEROS,
         transposed=True,

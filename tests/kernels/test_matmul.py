@@ -26,6 +26,7 @@ from tolerances import COSINE_DISTANCE, product_bound
 
 from moechat import _native
 
+PLAIN = (F32, BF16, FP8)
 KERNELS = ("gemv", "gemm", "gemv_transposed")
 COMPUTES = ("bf16", "exact")
 
@@ -63,7 +64,7 @@ def check(
         assert distance <= COSINE_DISTANCE, f"{label}: cosine distance {distance}"
 
 
-@pytest.mark.parametrize("variant", [F32, BF16, FP8], ids=str)
+@pytest.mark.parametrize("variant", PLAIN, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 def test_products_match_float64(isa: str, shape: Shape, variant: Variant) -> None:
     for kernel in KERNELS:
@@ -72,10 +73,12 @@ def test_products_match_float64(isa: str, shape: Shape, variant: Variant) -> Non
                 check(shape, variant, kernel, compute, num_rows)
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize(
+    "variant", [variant for variant in VARIANTS if variant not in PLAIN], ids=str
+)
 def test_every_format_matches_float64(isa: str, variant: Variant) -> None:
     for shape in [*RAGGED_SHAPES, *PLACED_SHAPES]:
-        if shape.cols > 700 and shape.rows > 1:
+        if shape.rows * shape.cols > 50_000:
             continue
         for kernel in KERNELS:
             for num_rows in (1, 3):
@@ -84,31 +87,29 @@ def test_every_format_matches_float64(isa: str, variant: Variant) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_every_number_of_rows(isa: str, kernel: str, variant: Variant) -> None:
+def test_every_number_of_rows(isa: str, variant: Variant) -> None:
     shape = Shape("rows", 37, 136, row_origin=100, col_origin=57)
-    for num_rows in range(1, 17) if kernel == "gemv" else GEMM_ROWS:
-        for compute in COMPUTES:
-            check(shape, variant, kernel, compute, num_rows)
+    for kernel in KERNELS:
+        for num_rows in range(1, 17) if kernel == "gemv" else GEMM_ROWS:
+            check(shape, variant, kernel, COMPUTES[num_rows % 2], num_rows)
+
+
+DIFFICULT = [
+    ("normal", "small"),
+    ("heavy", "heavy"),
+    ("spike", "normal"),
+    ("normal", "spike"),
+    ("normal", "zeros"),
+    ("subnormal", "small"),
+]
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-@pytest.mark.parametrize(
-    "kinds",
-    [
-        ("normal", "small"),
-        ("heavy", "heavy"),
-        ("spike", "normal"),
-        ("normal", "spike"),
-        ("normal", "zeros"),
-        ("subnormal", "small"),
-    ],
-    ids=" x ".join,
-)
-def test_difficult_values(isa: str, variant: Variant, kinds: tuple[str, str]) -> None:
-    for kernel in KERNELS:
-        for compute in COMPUTES:
-            check(Shape("values", 40, 328), variant, kernel, compute, 2, kinds)
+def test_difficult_values(isa: str, variant: Variant) -> None:
+    for kinds in DIFFICULT:
+        for kernel in KERNELS:
+            for compute in COMPUTES:
+                check(Shape("values", 40, 328), variant, kernel, compute, 2, kinds)
 
 
 def test_bf16_and_exact_differ(isa: str) -> None:
@@ -119,9 +120,8 @@ def test_bf16_and_exact_differ(isa: str) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-@pytest.mark.parametrize("kind", ["normal", "subnormal"])
-def test_one_hot_inputs_give_the_weights_themselves(isa: str, variant: Variant, kind: str) -> None:
-    weight = case(Shape("one_hot", 19, 139, row_origin=7, col_origin=24, gap=3), variant, kind)
+def test_one_hot_inputs_give_the_weights_themselves(isa: str, variant: Variant) -> None:
+    weight = case(Shape("one_hot", 19, 139, row_origin=7, col_origin=24, gap=3), variant, "heavy")
     wanted = weight.values.astype(np.float32)
     by_row, by_column = (np.eye(n, dtype=np.float32) for n in wanted.shape)
     for compute in COMPUTES:
@@ -135,9 +135,13 @@ def test_one_hot_inputs_give_the_weights_themselves(isa: str, variant: Variant, 
                 np.testing.assert_array_equal(y.T, wanted[:, k : k + num_rows])
 
 
-@pytest.mark.parametrize("compute", COMPUTES)
 @pytest.mark.parametrize("position", [0, 1, 7, 8, 15, 31, 32, 63, 64, 71])
-def test_every_fp8_code_at_every_lane(isa: str, compute: str, position: int) -> None:
+def test_every_fp8_code_at_every_lane(isa: str, position: int) -> None:
+    for compute in COMPUTES:
+        check_fp8_codes(compute, position)
+
+
+def check_fp8_codes(compute: str, position: int) -> None:
     codes = np.zeros((256, 72), np.uint8)
     codes[:, position] = np.arange(256)
     weight = make_weight(Shape("codes", 256, 72), FP8, codes)

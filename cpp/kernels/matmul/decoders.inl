@@ -3,17 +3,18 @@
 // spelled out in weight_at.h.
 //
 // Decoder<format>: `tile(row, col, out)` with the first byte of the stored row and the tile's first
-// column; `kScaling` says what else a value needs, and with kBlock `scale(row, col)` gives it. FP8's
-// NaN codes need to become NaN only where kNaN.
+// column; `kScaling` says what else a value needs, and with kBlock `scale(row, col)` gives it. The
+// NaN codes of FP8 need to become NaN only where kNaN.
 
 constexpr int64_t kTile = 32;
 constexpr int kTileLanes = kTile / kLanes;
 
 enum class Scaling {
-  kNone,    // lanes are values
-  kGrid,    // times the grid's scale, times kGain
-  kBlock,   // times the scale inside the block of kTile columns
-  kColumn,  // codes, to which each column's scale and zero point are applied
+  kNone,       // lanes are values
+  kGrid,       // times the grid's scale, times kGain
+  kBlock,      // times the scale inside the block of kTile columns
+  kSubBlocks,  // inside the block: `scales(block, dst)` unpacks them for `sub_tile`, which applies them
+  kColumn,     // codes, to which each column's scale and zero point are applied
 };
 
 // Lane i's nibble stands at bit 4 i of an int32 of eight.
@@ -199,85 +200,92 @@ struct Decoder<Format::kMXFP4Block> {
   }
 };
 
-// Scale and minimum of the sub-block of 32 that `col` begins, each times the block's own: exact.
-struct KScale {
-  Lanes scale, minus_minimum;
-};
-[[gnu::always_inline]] inline KScale k_scale(const uint8_t* block, int64_t sub_block) {
-  const uint8_t* p = block + 4 + sub_block % 4;
-  uint32_t scale = p[0], minimum = p[4];
-  if (sub_block >= 4) {
-    const uint32_t both = p[8];
-    scale = (both & 15u) | (scale & 0xc0u) >> 2;
-    minimum = both >> 4 | (minimum & 0xc0u) >> 2;
-  }
-  return {broadcast(f16_at(block) * static_cast<float>(static_cast<int>(scale & 63u))),
-          broadcast(-f16_at(block + 2) * static_cast<float>(static_cast<int>(minimum & 63u)))};
+// kQ4_K and kQ5_K: scales and negated minima of the eight sub-blocks of 32, each times the block's
+// own, which is exact. kQ6_K: scales of the sixteen sub-blocks of 16. Two floats a tile.
+constexpr int kBlockScales = 16;
+[[gnu::always_inline]] inline void store_eight(uint64_t bytes, float factor, float* dst) {
+  const __m256 values = _mm256_cvtepi32_ps(
+      _mm256_cvtepi8_epi32(_mm_cvtsi64_si128(static_cast<long long>(bytes))));
+  _mm256_storeu_ps(dst, _mm256_mul_ps(values, _mm256_set1_ps(factor)));
+}
+[[gnu::always_inline]] inline void k_scales(const uint8_t* block, float* dst) {
+  const uint32_t a = load_u32(block + 4), b = load_u32(block + 8), c = load_u32(block + 12);
+  const uint32_t last_scales = (c & 0x0f0f0f0fu) | (a >> 2 & 0x30303030u);
+  const uint32_t last_minima = (c >> 4 & 0x0f0f0f0fu) | (b >> 2 & 0x30303030u);
+  store_eight((a & 0x3f3f3f3fu) | uint64_t{last_scales} << 32, f16_at(block), dst);
+  store_eight((b & 0x3f3f3f3fu) | uint64_t{last_minima} << 32, -f16_at(block + 2), dst + 8);
 }
 
 template <>
 struct Decoder<Format::kQ4_K> {
-  static constexpr Scaling kScaling = Scaling::kNone;
-  template <bool kNaN>
-  [[gnu::always_inline]] static void tile(const uint8_t* row, int64_t col, Lanes* out) {
-    const uint8_t* block = row + col / 256 * 144;
-    const int64_t sub_block = col / 32 % 8;
-    const KScale k = k_scale(block, sub_block);
-    const uint8_t* p = block + 16 + sub_block / 2 * 32;
-    const auto shift = static_cast<uint32_t>(sub_block % 2 * 4);
+  static constexpr Scaling kScaling = Scaling::kSubBlocks;
+  [[gnu::always_inline]] static void scales(const uint8_t* block, float* dst) {
+    k_scales(block, dst);
+  }
+  [[gnu::always_inline]] static void sub_tile(const uint8_t* block, int64_t j, const float* scales,
+                                              Lanes* out) {
+    const uint8_t* p = block + 16 + j / 2 * 32;
+    const auto shift = static_cast<uint32_t>(j % 2 * 4);
+    const Lanes scale = broadcast(scales[j]), minus_minimum = broadcast(scales[j + 8]);
 #pragma GCC unroll 4
-    for (int v = 0; v < kTileLanes; ++v) {
-      const Ints code = load_bytes(p + v * kLanes) >> shift & 15u;
-      out[v] = fma(to_float(code), k.scale, k.minus_minimum);
-    }
+    for (int v = 0; v < kTileLanes; ++v)
+      out[v] = fma(to_float(load_bytes(p + v * kLanes) >> shift & 15u), scale, minus_minimum);
   }
 };
 
 template <>
 struct Decoder<Format::kQ5_K> {
-  static constexpr Scaling kScaling = Scaling::kNone;
-  template <bool kNaN>
-  [[gnu::always_inline]] static void tile(const uint8_t* row, int64_t col, Lanes* out) {
-    const uint8_t* block = row + col / 256 * 176;
-    const int64_t sub_block = col / 32 % 8;
-    const KScale k = k_scale(block, sub_block);
-    const uint8_t* p = block + 48 + sub_block / 2 * 32;
-    const auto shift = static_cast<uint32_t>(sub_block % 2 * 4);
-    const auto bit = static_cast<uint32_t>(sub_block);
+  static constexpr Scaling kScaling = Scaling::kSubBlocks;
+  [[gnu::always_inline]] static void scales(const uint8_t* block, float* dst) {
+    k_scales(block, dst);
+  }
+  [[gnu::always_inline]] static void sub_tile(const uint8_t* block, int64_t j, const float* scales,
+                                              Lanes* out) {
+    const uint8_t* p = block + 48 + j / 2 * 32;
+    const auto shift = static_cast<uint32_t>(j % 2 * 4), bit = static_cast<uint32_t>(j);
+    const Lanes scale = broadcast(scales[j]), minus_minimum = broadcast(scales[j + 8]);
 #pragma GCC unroll 4
     for (int v = 0; v < kTileLanes; ++v) {
       const Ints upper = (load_bytes(block + 16 + v * kLanes) >> bit & 1u) << 4;
       const Ints code = (load_bytes(p + v * kLanes) >> shift & 15u) | upper;
-      out[v] = fma(to_float(code), k.scale, k.minus_minimum);
+      out[v] = fma(to_float(code), scale, minus_minimum);
     }
   }
 };
 
 template <>
 struct Decoder<Format::kQ6_K> {
-  static constexpr Scaling kScaling = Scaling::kNone;
-  template <bool kNaN>
-  [[gnu::always_inline]] static void tile(const uint8_t* row, int64_t col, Lanes* out) {
-    const uint8_t* block = row + col / 256 * 210;
-    const int64_t half = col / 128 % 2, quarter = col / 32 % 4;
-    const uint8_t* low = block + half * 64 + quarter % 2 * 32;
-    const uint8_t* high = block + 128 + half * 32;
-    const uint8_t* scales = block + 192 + half * 8 + quarter * 2;
-    const auto low_shift = static_cast<uint32_t>(quarter / 2 * 4);
-    const auto high_shift = static_cast<uint32_t>(quarter * 2);
+  static constexpr Scaling kScaling = Scaling::kSubBlocks;
+  [[gnu::always_inline]] static void scales(const uint8_t* block, float* dst) {
     const float d = f16_at(block + 208);
+    store_eight(load_u32(block + 192) | uint64_t{load_u32(block + 196)} << 32, d, dst);
+    store_eight(load_u32(block + 200) | uint64_t{load_u32(block + 204)} << 32, d, dst + 8);
+  }
+  [[gnu::always_inline]] static void sub_tile(const uint8_t* block, int64_t j, const float* scales,
+                                              Lanes* out) {
+    const uint8_t* low = block + j / 4 * 64 + j % 2 * 32;
+    const uint8_t* high = block + 128 + j / 4 * 32;
+    const auto low_shift = static_cast<uint32_t>(j % 4 / 2 * 4);
+    const auto high_shift = static_cast<uint32_t>(j % 4 * 2);
 #pragma GCC unroll 4
     for (int v = 0; v < kTileLanes; ++v) {
       const Ints upper = (load_bytes(high + v * kLanes) >> high_shift & 3u) << 4;
       const Ints code = (load_bytes(low + v * kLanes) >> low_shift & 15u) | upper;
-      const int scale = static_cast<int8_t>(scales[v * kLanes / 16]);
-      out[v] = mul(to_float(code - 32u), broadcast(d * static_cast<float>(scale)));
+      out[v] = mul(to_float(code - 32u), broadcast(scales[2 * j + v * kLanes / 16]));
     }
   }
 };
 
+// Of the tile at `col` of a row of sub-blocks, whose scales are those of the whole block.
+template <Format kFormat>
+[[gnu::always_inline]] inline void sub_block_tile(const uint8_t* row, int64_t col,
+                                                  const float* scales, Lanes* out) {
+  const uint8_t* block = row + col / 256 * unit_of(kFormat).bytes;
+  Decoder<kFormat>::sub_tile(block, col / 32 % 8, scales, out);
+}
+
 // The first n <= kTile columns of a tile, zeros behind; nothing beyond the last stored byte of the
-// row is read. Blocks of GGUF are whole tiles.
+// row is read. Blocks of GGUF are whole tiles; not for kSubBlocks and kColumn.
 template <Format kFormat, bool kNaN>
 [[gnu::always_inline]] inline void decode_tile(const uint8_t* row, int64_t col, int64_t n,
                                                Lanes* out) {

@@ -28,6 +28,10 @@ struct RowTile {
       if constexpr (kScaling == Scaling::kGrid)
         convert_scales(w.scale_type, scale_row(w, row + i), num_scales(w), Decoder<kFormat>::kGain,
                        in.scales + i * in.scale_stride);
+      if constexpr (kScaling == Scaling::kSubBlocks)
+        for (int64_t b = 0; b < w.cols / kUnit.cols; ++b)
+          Decoder<kFormat>::scales(data[i] + b * kUnit.bytes,
+                                   in.scales + i * in.scale_stride + b * kBlockScales);
     }
   }
 
@@ -44,6 +48,15 @@ struct RowTile {
     if constexpr (kScaling == Scaling::kBlock)
       return broadcast(Decoder<kFormat>::scale(data[i], g.begin));
     return zero();  // not used
+  }
+
+  // The tile at `col` of row i, of which n columns count.
+  [[gnu::always_inline]] void decode(int i, int64_t col, int64_t n, Lanes* out) const {
+    if constexpr (kScaling == Scaling::kSubBlocks)
+      sub_block_tile<kFormat>(data[i], col,
+                              in.scales + i * in.scale_stride + col / 256 * kBlockScales, out);
+    else
+      decode_tile<kFormat, false>(data[i], col, n, out);
   }
 
   // The same bytes of the rows that are next in turn.
@@ -66,8 +79,7 @@ struct RowTile {
       if constexpr (kFormat == Format::kFP8) probe[i].add(data[i] + g.begin, count);
       if constexpr (kSingle) continue;
       for (int64_t k = 0; k < count; k += kTile)
-        decode_tile<kFormat, false>(data[i], g.begin + k, whole_or<kWhole>(count - k),
-                                    weight[i] + k / kLanes);
+        decode(i, g.begin + k, whole_or<kWhole>(count - k), weight[i] + k / kLanes);
     }
     for (int r = 0; r < (kSingle ? 1 : in.num_rows); ++r) {
       const float* x = in.x + r * in.x_stride + g.begin;
@@ -83,8 +95,7 @@ struct RowTile {
 #pragma GCC unroll 4
         for (int i = 0; i < kRows; ++i) {
           Lanes fresh[kTileLanes];
-          if constexpr (kSingle)
-            decode_tile<kFormat, false>(data[i], g.begin + k, whole_or<kWhole>(count - k), fresh);
+          if constexpr (kSingle) decode(i, g.begin + k, whole_or<kWhole>(count - k), fresh);
 #pragma GCC unroll 4
           for (int v = 0; v < kTileLanes; ++v)
             acc[i] = fma(kSingle ? fresh[v] : weight[i][k / kLanes + v], input[v], acc[i]);
@@ -92,8 +103,9 @@ struct RowTile {
       }
 #pragma GCC unroll 4
       for (int i = 0; i < kRows; ++i)
-        total[r][i] = kScaling == Scaling::kNone ? add(acc[i], total[r][i])
-                                                 : fma(acc[i], factor[i], total[r][i]);
+        total[r][i] = kScaling == Scaling::kGrid || kScaling == Scaling::kBlock
+                          ? fma(acc[i], factor[i], total[r][i])
+                          : add(acc[i], total[r][i]);
     }
   }
 
@@ -169,7 +181,8 @@ void gemv(const MatrixView& w, int64_t row_begin, int64_t row_end, Compute compu
   const int64_t stride = (w.cols + kLanes - 1) / kLanes * kLanes;
   for (int r = 0; r < num_rows; ++r) copy_inputs(x[r], w.cols, compute, inputs + r * stride);
   float* rest = inputs + num_rows * stride;
-  const int64_t scale_stride = (num_scales(w) + kLanes - 1) / kLanes * kLanes;
+  const int64_t scales = unit_of(w.format).cols == 256 ? w.cols / 256 * kBlockScales : num_scales(w);
+  const int64_t scale_stride = (scales + kLanes - 1) / kLanes * kLanes;
   const GemvInputs in{inputs, stride, num_rows, rest, scale_stride};
   if (w.col_step != 1 || w.format == Format::kAWQ || w.format == Format::kGPTQ)
     return gemv_values(w, row_begin, row_end, in, y, rest);

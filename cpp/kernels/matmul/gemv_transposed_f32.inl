@@ -36,10 +36,15 @@ template <Format kFormat>
       }
     const uint8_t* row = w.data + n * w.row_stride_bytes;
     Lanes weight[kTileLanes];
-    if constexpr (kScaling == Scaling::kColumn)
+    if constexpr (kScaling == Scaling::kColumn) {
       column_tile<kFormat>(w, n, col, kTile, columns, weight);
-    else
+    } else if constexpr (kScaling == Scaling::kSubBlocks) {
+      alignas(64) float scales[kBlockScales];
+      Decoder<kFormat>::scales(row + col / 256 * unit_of(kFormat).bytes, scales);
+      sub_block_tile<kFormat>(row, col, scales, weight);
+    } else {
       Decoder<kFormat>::template tile<true>(row, col, weight);
+    }
     if constexpr (kScaling == Scaling::kBlock)
       scale = broadcast(Decoder<kFormat>::scale(row, col));
     const Lanes input = broadcast(inputs[n - n_begin]);
@@ -53,8 +58,8 @@ template <Format kFormat>
   for (int v = 0; v < kTileLanes; ++v) store(y + col + v * kLanes, acc[v]);
 }
 
-// kRows rows of x against `count` weight rows of float32 values, of which kVectors from `values` on;
-// lanes [first[v], last[v]) of them are wanted. `y` points at the same columns.
+// kRows rows of x against `count` weight rows of float32 values, of whose tile kVectors from
+// `values` on; lanes [first[v], last[v]) of them are wanted. `y` points at the same columns.
 template <int kRows, int kVectors>
 void outer_values(const float* values, int64_t count, const float* inputs, const int64_t* first,
                   const int64_t* last, bool fresh, float* const* y) {

@@ -1,6 +1,5 @@
 // What the float32 skeletons share. Every *.inl is included inside the namespace of one instruction
-// set, after its lanes_<isa>.h, decoders.inl and this one first: no inline function compiled for one
-// set can be linked into another.
+// set, after its lanes_<isa>.h: no inline function compiled for one set can be linked into another.
 
 // dst = src, rounded to BF16 when asked.
 [[gnu::always_inline]] inline void copy_inputs(const float* src, int64_t n, Compute compute,

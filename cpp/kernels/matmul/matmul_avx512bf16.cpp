@@ -1,14 +1,22 @@
-// AVX-512 with BF16 and VBMI: gemv straight from FP8 and BF16 bytes with vdpbf16ps; the rest as
-// plain AVX-512, for float32 FMA does at least as many multiplications a cycle on most CPUs (twice
-// as many on Sapphire and Granite Rapids).
+// AVX-512 with BF16 and VBMI: gemv straight from FP8, BF16 and 4-bit bytes with vdpbf16ps; the rest
+// as plain AVX-512, for float32 FMA does at least as many multiplications a cycle on most CPUs
+// (twice as many on Sapphire and Granite Rapids).
 #include <immintrin.h>
 
+#include <cstring>
+#include <type_traits>
+
 #include "kernels/matmul/decoders_avx512bf16.h"
+#include "kernels/matmul/gemv_nibbles_avx512bf16.h"
 #include "kernels/matmul/groups.h"
+#include "kernels/matmul/lanes_avx512.h"
 #include "kernels/matmul/matmul.h"
 
 namespace moechat {
 namespace matmul_avx512bf16 {
+
+using namespace matmul_avx512;
+#include "kernels/matmul/inputs_f32.inl"
 
 constexpr int kRowsTogether = 4;
 
@@ -19,25 +27,19 @@ template <typename Decoder, int kRows>
 struct RowTile {
   static constexpr int64_t kElement = Decoder::kFormat == Format::kFP8 ? 1 : 2;
 
-  [[gnu::always_inline]] RowTile(const Decoder& decoder_, const MatrixView& w_, int64_t row_,
-                                 const uint16_t* x_, int num_rows_)
-      : decoder(decoder_), w(w_), row(row_), x(x_), num_rows(num_rows_) {
-#pragma GCC unroll 4
-    for (int i = 0; i < kRows; ++i) scales[i] = scale_row(w, row + i);
-  }
-
   const Decoder& decoder;
   const MatrixView& w;
   const int64_t row;
   const uint16_t* const x;
   const int num_rows;
-  const uint8_t* scales[kRows];
-  __m512 total[kMaxGemvRows][kRows];
+  const float* const scales;  // [kRows], scale_stride apart
+  const int64_t scale_stride;
 
   // One group of `count` columns whose inputs start at `input`; kVectorsUsed is 4, or 2 when
   // count <= kBlock.
   template <bool kSingle, int kVectorsUsed>
-  [[gnu::always_inline]] void group(const Groups& g, int64_t count, const uint16_t* input) {
+  [[gnu::always_inline]] void group(const Groups& g, int64_t count, const uint16_t* input,
+                                    __m512 (*total)[kRows]) {
     const uint8_t* p = w.data + row * w.row_stride_bytes + g.begin * kElement;
     __m512i weight[kRows][kVectorsUsed];
     __m512 scale[kRows], acc[kRows];
@@ -52,7 +54,7 @@ struct RowTile {
         decoder(q + kBlock * kElement, count - kBlock, weight[i] + 2);
       }
       scale[i] = _mm512_set1_ps(
-          Decoder::kFormat == Format::kFP8 ? load_f32(scales[i] + 4 * g.scale_index) : 1.0f);
+          Decoder::kFormat == Format::kFP8 ? scales[i * scale_stride + g.scale_index] : 1.0f);
     }
     for (int r = 0; r < (kSingle ? 1 : num_rows); ++r, input += kGroup) {
 #pragma GCC unroll 4
@@ -71,60 +73,109 @@ struct RowTile {
 
   template <bool kSingle>
   [[gnu::always_inline]] void run(float* const* y) {
+    __m512 total[kSingle ? 1 : kMaxGemvRows][kRows];
     for (int r = 0; r < (kSingle ? 1 : num_rows); ++r)
       for (int i = 0; i < kRows; ++i) total[r][i] = _mm512_setzero_ps();
     const uint16_t* input = x;
     for (Groups g(w); !g.done(); g.next(), input += num_rows * kGroup) {
       if (g.count() == kGroup)
-        group<kSingle, 4>(g, kGroup, input);
+        group<kSingle, 4>(g, kGroup, input, total);
       else if (g.count() > kBlock)
-        group<kSingle, 4>(g, g.count(), input);
+        group<kSingle, 4>(g, g.count(), input, total);
       else
-        group<kSingle, 2>(g, g.count(), input);
+        group<kSingle, 2>(g, g.count(), input, total);
     }
     for (int r = 0; r < (kSingle ? 1 : num_rows); ++r)
       for (int i = 0; i < kRows; ++i) y[r][row + i] = _mm512_reduce_add_ps(total[r][i]);
   }
 };
 
-template <typename Decoder, int kRows>
-[[gnu::always_inline]] inline void gemv_rows(const Decoder& decoder, const MatrixView& w,
-                                             int64_t row, const uint16_t* x, int num_rows,
-                                             float* const* y) {
-  RowTile<Decoder, kRows> tile(decoder, w, row, x, num_rows);
-  if (num_rows == 1)
-    tile.template run<true>(y);
-  else
-    tile.template run<false>(y);
+// Scratch of a call: inputs [num_rows] as BF16 and the scales of kRowsTogether weight rows.
+struct Scratch {
+  uint16_t* inputs;
+  float* scales;
+  int64_t scale_stride;
+};
+[[gnu::always_inline]] inline Scratch divide(const MatrixView& w, void* scratch) {
+  float* floats = static_cast<float*>(scratch);
+  return {static_cast<uint16_t*>(scratch), floats + (kMaxGemvRows + 1) * kMaxColumns,
+          (num_scales(w) + kLanes - 1) / kLanes * kLanes};
+}
+
+// function(row, constant of 4 or 1) for the rows, whose scales are then there as float32.
+template <typename Function>
+[[gnu::always_inline]] inline void for_rows(const MatrixView& w, int64_t begin, int64_t end,
+                                            const Scratch& scratch, const Function& function) {
+  const auto convert = [&](int64_t row, int rows) {
+    if (!has_row_scales(w.format)) return;
+    for (int i = 0; i < rows; ++i)
+      convert_scales(w.scale_type, scale_row(w, row + i), num_scales(w), 1.0f,
+                     scratch.scales + i * scratch.scale_stride);
+  };
+  int64_t row = begin;
+  for (; row + kRowsTogether <= end; row += kRowsTogether) {
+    convert(row, kRowsTogether);
+    function(row, std::integral_constant<int, kRowsTogether>{});
+  }
+  for (; row < end; ++row) {
+    convert(row, 1);
+    function(row, std::integral_constant<int, 1>{});
+  }
 }
 
 template <typename Decoder>
 void gemv_format(const MatrixView& w, int64_t row_begin, int64_t row_end, const float* const* x,
-                 int num_rows, float* const* y, uint16_t* inputs) {
-  uint16_t* input = inputs;  // group by group, in each group row by row
+                 int num_rows, float* const* y, const Scratch& scratch) {
+  uint16_t* input = scratch.inputs;  // group by group, in each group row by row
   for (Groups g(w); !g.done(); g.next())
     for (int r = 0; r < num_rows; ++r, input += kGroup) prepare_group(w.format, g, x[r], input);
   const Decoder decoder;
-  int64_t row = row_begin;
-  for (; row + kRowsTogether <= row_end; row += kRowsTogether)
-    gemv_rows<Decoder, kRowsTogether>(decoder, w, row, inputs, num_rows, y);
-  for (; row < row_end; ++row)
-    gemv_rows<Decoder, 1>(decoder, w, row, inputs, num_rows, y);
+  for_rows(w, row_begin, row_end, scratch, [&](int64_t row, auto rows) {
+    RowTile<Decoder, rows.value> tile{decoder,        w, row, scratch.inputs, num_rows,
+                                      scratch.scales, scratch.scale_stride};
+    if (num_rows == 1)
+      tile.template run<true>(y);
+    else
+      tile.template run<false>(y);
+  });
+}
+
+template <typename Nibbles>
+void gemv_nibbles(const MatrixView& w, int64_t row_begin, int64_t row_end, const float* const* x,
+                  int num_rows, float* const* y, const Scratch& scratch) {
+  uint16_t* input = scratch.inputs;  // step by step, in each step row by row
+  for (int64_t col = 0; col < w.cols; col += kStep)
+    for (int r = 0; r < num_rows; ++r, input += kStep)
+      prepare_step<Nibbles>(x[r] + col, w.cols - col < kStep ? w.cols - col : kStep, input);
+  const NibbleScales order = nibble_scales(w);
+  for_rows(w, row_begin, row_end, scratch, [&](int64_t row, auto rows) {
+    NibbleTile<Nibbles, rows.value> tile{
+        w, row, scratch.inputs, num_rows, scratch.scales, scratch.scale_stride};
+    if (num_rows == 1)
+      tile.template run<true>(order, y);
+    else
+      tile.template run<false>(order, y);
+  });
 }
 
 void gemv(const MatrixView& w, int64_t row_begin, int64_t row_end, Compute compute,
           const float* const* x, int num_rows, float* const* y, void* scratch) {
-  auto* inputs = static_cast<uint16_t*>(scratch);
+  const Scratch parts = divide(w, scratch);
+  const bool plain = compute == Compute::kExact || w.col_step != 1;
+  if (!plain && w.format == Format::kBF16)
+    return gemv_format<DecoderBF16>(w, row_begin, row_end, x, num_rows, y, parts);
   // Blocks narrower than a group would need more padding than the scratch has.
-  const bool narrow = w.format == Format::kFP8 && w.block_cols < kGroup;
-  const bool here = w.format == Format::kBF16 ||
-                    (w.format == Format::kFP8 && w.scale_type == ScaleType::kF32);
-  if (compute == Compute::kExact || !here || w.col_step != 1 || narrow)
-    kMatmulAvx512.gemv(w, row_begin, row_end, compute, x, num_rows, y, scratch);
-  else if (w.format == Format::kFP8)
-    gemv_format<DecoderFP8>(w, row_begin, row_end, x, num_rows, y, inputs);
-  else
-    gemv_format<DecoderBF16>(w, row_begin, row_end, x, num_rows, y, inputs);
+  if (!plain && w.format == Format::kFP8 && w.block_cols >= kGroup)
+    return gemv_format<DecoderFP8>(w, row_begin, row_end, x, num_rows, y, parts);
+  if (!plain && w.format == Format::kInt4 && regular_scales(w))
+    return gemv_nibbles<NibblesInt4>(w, row_begin, row_end, x, num_rows, y, parts);
+  if (!plain && w.format == Format::kMXFP4 && regular_scales(w))
+    return gemv_nibbles<NibblesMXFP4>(w, row_begin, row_end, x, num_rows, y, parts);
+  if (!plain && w.format == Format::kQ4_0)
+    return gemv_nibbles<NibblesQ4_0>(w, row_begin, row_end, x, num_rows, y, parts);
+  if (!plain && w.format == Format::kMXFP4Block)
+    return gemv_nibbles<NibblesMXFP4Block>(w, row_begin, row_end, x, num_rows, y, parts);
+  kMatmulAvx512.gemv(w, row_begin, row_end, compute, x, num_rows, y, scratch);
 }
 
 void gemm(const MatrixView& w, int64_t row_begin, int64_t row_end, Compute compute,

@@ -63,12 +63,20 @@ template <Format kFormat>
 // GGUF blocks.
 template <Format kFormat>
 [[gnu::always_inline]] inline void block_values(const uint8_t* row, const Span& span, float* dst) {
+  alignas(64) float scales[kBlockScales];
   for (int64_t k = 0; k < span.count; k += kTile) {
+    const int64_t col = span.col + k;
     Lanes out[kTileLanes];
-    Decoder<kFormat>::template tile<true>(row, span.col + k, out);
+    if constexpr (Decoder<kFormat>::kScaling == Scaling::kSubBlocks) {
+      if (k == 0 || col % 256 == 0)
+        Decoder<kFormat>::scales(row + col / 256 * unit_of(kFormat).bytes, scales);
+      sub_block_tile<kFormat>(row, col, scales, out);
+    } else {
+      Decoder<kFormat>::template tile<true>(row, col, out);
+    }
     for (int v = 0; v < kTileLanes; ++v) {
       if constexpr (Decoder<kFormat>::kScaling == Scaling::kBlock)
-        out[v] = mul(out[v], broadcast(Decoder<kFormat>::scale(row, span.col + k)));
+        out[v] = mul(out[v], broadcast(Decoder<kFormat>::scale(row, col)));
       store(dst + k + v * kLanes, out[v]);
     }
   }

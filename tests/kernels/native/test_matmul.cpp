@@ -251,7 +251,8 @@ bool agrees(const Matrix& m, Kernel kernel, Compute compute, const Rows& x, cons
   Rows wanted(rows, outputs, 77.0f, Place::kHeap);
   run(kMatmulRef, kernel, m.view, begin, end, compute, x, wanted);
   // |x| <= 1, and |w| <= 1.6.
-  const float bound = 1.2e-6f * std::sqrt(static_cast<float>(terms)) * static_cast<float>(terms) / 4;
+  const auto count = static_cast<float>(terms);
+  const float bound = 1.2e-6f * std::sqrt(count) * count / 4;
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t i = 0; i < outputs; ++i) {
       const float a = y.pointers[r][i], b = wanted.pointers[r][i];
@@ -332,6 +333,8 @@ void test_matmul() {
     for (const Shape& shape : kShapes)
       for (const Case& c : kCases)
         for (const Place place : {Place::kHeap, Place::kBeforeGuardPage}) {
+          // Long sums are checked with the formats that need no rounding up of the shape.
+          if (shape.rows * shape.cols > 8000 && c.format > Format::kFP8) continue;
           const Matrix m = make_matrix(shape, c, place, random);
           for (const Kernel kernel : {Kernel::kGemv, Kernel::kGemm, Kernel::kTransposed})
             check_kernel(set, kernel, m, place, random);
