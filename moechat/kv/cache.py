@@ -74,7 +74,7 @@ class KVCache:
         self.native.mark(position)
 
     def truncate(self, position: int) -> None:
-        """Keep the slots of positions below ``position``; whatever is on its way becomes stale.
+        """Keep the slots of positions below ``position``; what is on its way becomes stale.
 
         Past a sliding window's slack, unless it goes back to where the last answer began, nothing is
         kept: the timeline is prefilled again.
