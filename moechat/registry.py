@@ -12,6 +12,7 @@ from typing import Any
 
 from moechat.errors import ModelNotFound, Usage
 from moechat.folders import config_folder
+from moechat.gguf_magic import is_gguf
 
 _PACKAGE = Path(__file__).parent
 _FILE_NAME = "models.toml"
@@ -61,7 +62,7 @@ class Registry:
         if path and os.path.isdir(path):
             folder = Path(os.path.abspath(path))
             return ResolvedModel(folder.name, folder, None)
-        if path and os.path.isfile(path) and _is_gguf(path):
+        if path and os.path.isfile(path) and is_gguf(path):
             file = Path(os.path.abspath(path))
             return ResolvedModel(file.name.removesuffix(".gguf"), file, None)
         raise self._not_found(name_or_path, path)
@@ -92,17 +93,6 @@ class Registry:
             f"{names} {known}".strip(),
             'The model comes before the question: `moechat run mini "…"`',
         )
-
-
-def _is_gguf(path: str) -> bool:
-    """By name, so that a damaged one is called so later, or by its first bytes."""
-    if path.endswith(".gguf"):
-        return True
-    try:
-        with open(path, "rb") as file:
-            return file.read(4) == b"GGUF"
-    except OSError:
-        return False
 
 
 def load_registry() -> Registry:

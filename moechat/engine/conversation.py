@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from moechat.engine.engine import Engine
 from moechat.engine.requests import Handle
-from moechat.errors import PromptEmpty, PromptTooLong, Usage
+from moechat.errors import CheckpointDamaged, MoechatError, PromptEmpty, PromptTooLong, Usage
 from moechat.events import Event, Finished, Token
 from moechat.messages import Turn
 from moechat.sample.params import SamplingParams
@@ -77,8 +77,12 @@ class Conversation:
         last_user = self._last_user()
         if last_user is None:
             return False
+        try:
+            ids = self._encode(self.turns[:last_user], False)
+        except MoechatError:  # many templates refuse a talk without a message
+            ids = []
+        self._session.rewind(self._session.timeline.common_prefix(ids))
         del self.turns[last_user:]
-        self._session.rewind(self._session.timeline.common_prefix(self._encode(self.turns, False)))
         return True
 
     def clear(self) -> None:
@@ -131,6 +135,7 @@ class Conversation:
 
     def _answer(self, turns: list[Turn], params: SamplingParams) -> Iterator[Event]:
         ids = self._encode(turns, True)
+        self._check_vocabulary(ids)
         if len(ids) > self.context_tokens:
             raise PromptTooLong(
                 f"the prompt has {len(ids)} tokens; the limit is {self.context_tokens}"
@@ -139,6 +144,20 @@ class Conversation:
         self._session.rewind(kept)
         handle = self._session.generate(ids[kept:], params)
         return self._events(handle, turns, ids)
+
+    def _check_vocabulary(self, ids: Sequence[int]) -> None:
+        """Only here, not on opening: spare tokens beyond the embedding are common and harmless."""
+        largest, vocab_size = max(ids, default=0), self._engine.spec.vocab_size
+        if largest < vocab_size:
+            return
+        tokenizer = self._engine.text.tokenizer
+        token = (tokenizer.token(largest) or "")[:80]
+        raise CheckpointDamaged(
+            f"the tokenizer does not fit the model: {token!a} is token {largest}",
+            f"the tokenizer has {tokenizer.vocab_size} tokens, the model a vocabulary of "
+            f"{vocab_size}",
+            "Take the weights and the tokenizer from the same place",
+        )
 
     def _events(
         self, handle: Handle, turns: list[Turn], prompt_ids: Sequence[int]

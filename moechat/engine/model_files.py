@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from moechat.engine.vendor_defaults import vendor_defaults
+from moechat.errors import MoechatError, TextUnavailable
 from moechat.models.architectures import bind_tensors, load_config, load_spec
 from moechat.models.spec import BoundTensor, ModelSpec
 from moechat.weights.mapped import Checkpoint
@@ -102,7 +103,6 @@ class FolderFiles:
 
     def has_chat_template(self) -> bool:
         """Whether a file holds one."""
-        from moechat.errors import TextUnavailable
         from moechat.text.template_source import read_config, read_template
 
         try:
@@ -160,6 +160,10 @@ class GGUFFiles:
 
     def text(self) -> TextModel:
         """From the metadata."""
+        return self._text
+
+    @cached_property
+    def _text(self) -> TextModel:
         from moechat.engine.text import TextModel
         from moechat.folders import cache_folder
         from moechat.text.gguf_tokenizer import build_tokenizer, tokenizer_config
@@ -167,7 +171,7 @@ class GGUFFiles:
 
         metadata, origin = self._checkpoint.metadata, self.weight_files[0]
         library = build_tokenizer(metadata, origin, cache_folder())
-        config = tokenizer_config(metadata)
+        config = tokenizer_config(metadata, origin)
         if not self.has_chat_template():
             usual = usual_template(metadata)
             config["chat_template"] = usual[1] if usual else None
@@ -175,7 +179,9 @@ class GGUFFiles:
 
     def has_chat_template(self) -> bool:
         """Whether the metadata hold one."""
-        return isinstance(self._checkpoint.metadata.get("tokenizer.chat_template"), str)
+        from moechat.text.gguf_tokenizer import chat_template
+
+        return chat_template(self._checkpoint.metadata, self.weight_files[0]) is not None
 
     def notice(self) -> str:
         """Whose template stands in for a missing one."""
@@ -183,6 +189,10 @@ class GGUFFiles:
 
         usual = None if self.has_chat_template() else usual_template(self._checkpoint.metadata)
         if usual is None:
+            return ""
+        try:
+            self.text()
+        except MoechatError:  # whoever asks for text will meet it
             return ""
         return (
             f"{self.path.name} has no chat template: {usual[0]}'s is used. It may be a base model."

@@ -58,7 +58,7 @@ class TextModel:
         and the like, and chat_template, unless that is given apart. Raises TextUnavailable when
         there is no template, CheckpointDamaged.
         """
-        source = chat_template or configured_template(tokenizer_config)
+        source = chat_template or configured_template(tokenizer_config, origin)
         if source is None:
             raise TextUnavailable(f"{origin} has no chat template", "it may be no chat model")
         return cls(Tokenizer(tokenizer), tokenizer_config, source, origin)

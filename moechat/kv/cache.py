@@ -76,8 +76,8 @@ class KVCache:
     def truncate(self, position: int) -> None:
         """Keep the slots of positions below ``position``; what is on its way becomes stale.
 
-        Past a sliding window's slack, unless it goes back to where the last answer began, nothing is
-        kept: the timeline is prefilled again.
+        Past a sliding window's slack nothing is kept, unless it goes back to where the last answer
+        began: then the timeline is prefilled again.
         """
         self.epoch += 1
         self.native.truncate(position)

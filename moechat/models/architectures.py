@@ -82,17 +82,23 @@ def read_spec(
 
     ``where`` names the former in messages. Raises ArchitectureUnsupported, naming the key.
     """
+    read = ConfigReader(config, where)
+    module = _module(_FOLDERS[architecture_of(config, where)], "spec")
+    spec: ModelSpec = module.read_spec(read, ConfigReader(generation, "generation_config.json"))
+    read_quantization(read)
+    read.finish(HARMLESS)
+    return spec
+
+
+def architecture_of(config: dict[str, Any], where: str = "config.json") -> str:
+    """The first architecture of a config.json that moechat implements, as it is called there.
+
+    ``where`` names the file in messages. Raises ArchitectureUnsupported.
+    """
     architectures = config.get("architectures")
     for name in architectures if isinstance(architectures, list) else []:
         if isinstance(name, str) and name in _FOLDERS:
-            read = ConfigReader(config, where)
-            module = _module(_FOLDERS[name], "spec")
-            spec: ModelSpec = module.read_spec(
-                read, ConfigReader(generation, "generation_config.json")
-            )
-            read_quantization(read)
-            read.finish(HARMLESS)
-            return spec
+            return name
     raise ArchitectureUnsupported(
         f"{where} asks for the architecture {ascii(architectures)[:120]}",
         f"moechat implements {', '.join(sorted(_FOLDERS))}",

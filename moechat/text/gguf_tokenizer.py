@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moechat.errors import CheckpointDamaged, TextUnavailable
+from moechat.errors import CheckpointDamaged, MoechatError, TextUnavailable
 from moechat.text.gguf_merges import merges_by_score
 from moechat.text.gguf_pre_tokenizers import SPLITTINGS
 
@@ -29,6 +29,9 @@ _NAMED_TOKENS = {
     "cls_token": "cls_token_id",
     "mask_token": "mask_token_id",
 }
+_NEEDED = ("bos_token", "eos_token", "unk_token")  # old converters wrote -1 for "none" in others
+_TEMPLATE_KEY = "tokenizer.chat_template"
+_AGAIN = "Download the file again"
 
 
 def build_tokenizer(
@@ -53,19 +56,20 @@ def build_tokenizer(
         if kind == "gpt2":
             library = _byte_level(metadata, vocabulary, path)
         else:
-            library = _sentence_piece(metadata, vocabulary, cache_folder)
+            library = _sentence_piece(metadata, vocabulary, path, cache_folder)
         _add_tokens(library, vocabulary)
         return library
-    except TextUnavailable:
+    except MoechatError:
         raise
     except Exception as error:  # the library raises nothing more precise
-        raise CheckpointDamaged(
-            f"the tokenizer in {path} cannot be used", str(error)[:300], "Download the file again"
-        ) from None
+        raise _damaged(path, str(error)[:300]) from None
 
 
-def tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """What a tokenizer_config.json would say: chat_template, bos_token, eos_token, ..."""
+def tokenizer_config(metadata: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """What a tokenizer_config.json would say: chat_template, bos_token, eos_token, ...
+
+    ``path`` names the file in messages. Raises CheckpointDamaged.
+    """
     config: dict[str, Any] = {}
     tokens = metadata.get(f"{_PREFIX}tokens")
     tokens = tokens if isinstance(tokens, Sequence) else ()
@@ -73,10 +77,25 @@ def tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
         token_id = metadata.get(_PREFIX + key)
         if type(token_id) is int and 0 <= token_id < len(tokens):
             config[name] = tokens[token_id]
-    template = metadata.get("tokenizer.chat_template")
-    if isinstance(template, str):
+        elif token_id is not None and name in _NEEDED:
+            why = f"its {_PREFIX}{key} is {ascii(token_id)[:80]}, and it has {len(tokens)} tokens"
+            raise _damaged(path, why)
+    template = chat_template(metadata, path)
+    if template is not None:
         config["chat_template"] = template
     return config
+
+
+def chat_template(metadata: Mapping[str, Any], path: Path) -> str | None:
+    """The chat template, if there is one. Raises CheckpointDamaged when it is no text."""
+    template = metadata.get(_TEMPLATE_KEY)
+    if template is None or isinstance(template, str):
+        return template
+    raise CheckpointDamaged(f"{path} cannot be used", f"its {_TEMPLATE_KEY} is no string", _AGAIN)
+
+
+def _damaged(path: Path, why: str) -> CheckpointDamaged:
+    return CheckpointDamaged(f"the tokenizer in {path} cannot be used", why, _AGAIN)
 
 
 class _Vocabulary:
@@ -84,8 +103,15 @@ class _Vocabulary:
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self.tokens = _strings(metadata, "tokens")
-        self.types = _numbers(metadata, "token_type", len(self.tokens), _NORMAL)
-        self.scores = _numbers(metadata, "scores", len(self.tokens), 0).astype(np.float32)
+        # Without types no token would be a control token, and every marker of a template text.
+        self.types = _numbers(metadata, "token_type", len(self.tokens), "iu")
+        if not np.isin(self.types, range(_NORMAL, _BYTE + 1)).all():
+            raise ValueError(f"{_PREFIX}token_type has codes that are none of 1 to {_BYTE}")
+        self.scores = np.zeros(len(self.tokens), np.float32)
+        if f"{_PREFIX}scores" in metadata:
+            self.scores = _numbers(metadata, "scores", len(self.tokens), "f").astype(np.float32)
+        if not np.isfinite(self.scores).all():
+            raise ValueError(f"{_PREFIX}scores has values that are no finite numbers")
 
     def ids_of(self, *types: int) -> list[int]:
         """Ids of the tokens of these types."""
@@ -133,7 +159,7 @@ def _byte_level(
 
 
 def _sentence_piece(
-    metadata: Mapping[str, Any], vocabulary: _Vocabulary, cache_folder: Path | None
+    metadata: Mapping[str, Any], vocabulary: _Vocabulary, path: Path, cache_folder: Path | None
 ) -> tokenizers.Tokenizer:
     import tokenizers
     from tokenizers import decoders, models, normalizers
@@ -144,7 +170,7 @@ def _sentence_piece(
         vocabulary.tokens[token_id] = vocabulary.tokens[token_id].replace(" ", _SPACE)
         vocabulary.scores[token_id] = 0.0
     merges = merges_by_score(vocabulary.tokens, vocabulary.scores, cache_folder)
-    unknown = tokenizer_config(metadata).get("unk_token")
+    unknown = tokenizer_config(metadata, path).get("unk_token")
     model = models.BPE(
         vocabulary.ids(),
         merges,
@@ -154,6 +180,8 @@ def _sentence_piece(
     )
     library = tokenizers.Tokenizer(model)
     prefix_space = metadata.get(f"{_PREFIX}add_space_prefix", True)
+    if not isinstance(prefix_space, bool):
+        raise ValueError(f"{_PREFIX}add_space_prefix is neither true nor false")
     replace: normalizers.Normalizer = normalizers.Replace(" ", _SPACE)
     if prefix_space:
         replace = normalizers.Sequence([normalizers.Prepend(_SPACE), replace])
@@ -187,11 +215,11 @@ def _strings(metadata: Mapping[str, Any], key: str) -> list[str]:
     return list(value)
 
 
-def _numbers(metadata: Mapping[str, Any], key: str, length: int, default: int) -> NDArray[Any]:
+def _numbers(metadata: Mapping[str, Any], key: str, length: int, kinds: str) -> NDArray[Any]:
+    """An array of numpy's type ``kinds``: "iu" integers, "f" floating point."""
     value = metadata.get(_PREFIX + key)
-    if value is None:
-        return np.full(length, default, np.int32)
-    if not isinstance(value, np.ndarray) or len(value) != length:
-        raise ValueError(f"{_PREFIX}{key} is no array of {length} numbers")
+    if not isinstance(value, np.ndarray) or len(value) != length or value.dtype.kind not in kinds:
+        what = "numbers" if kinds == "f" else "integers"
+        raise ValueError(f"{_PREFIX}{key} is no array of {length} {what}")
     copy: NDArray[Any] = value.copy()
     return copy

@@ -12,13 +12,24 @@ from moechat.json_file import read_json_object
 CONFIG_NAME, TEMPLATE_NAME = "tokenizer_config.json", "chat_template.jinja"
 _PROCESSOR_NAME = "chat_template.json"  # where multimodal models of 2024 keep it
 _LIMIT_BYTES = 16_000_000  # of any of these files
-_NAMED_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+_NAMED_TOKENS = tuple(
+    f"{name}_token" for name in ["bos", "eos", "unk", "sep", "pad", "cls", "mask"]
+)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """tokenizer_config.json; empty when there is none. Raises CheckpointDamaged."""
+    """tokenizer_config.json; empty when there is none.
+
+    Raises CheckpointDamaged, also for a named token that is no text.
+    """
     path = folder / CONFIG_NAME
-    return read_json_object(path, _LIMIT_BYTES) if path.exists() else {}
+    config = read_json_object(path, _LIMIT_BYTES) if path.exists() else {}
+    for name in _NAMED_TOKENS:
+        value = _content(config.get(name))
+        if value is not None and not isinstance(value, str):
+            why = f"its {name} is neither text nor an object with such content"
+            raise CheckpointDamaged(f"{path} cannot be used", why, "Download it again")
+    return config
 
 
 def read_template(folder: Path, config: Mapping[str, Any]) -> tuple[str, str]:
@@ -29,13 +40,14 @@ def read_template(folder: Path, config: Mapping[str, Any]) -> tuple[str, str]:
     path = folder / TEMPLATE_NAME
     if path.is_file():
         return _read_text(path), str(path)
-    source = configured_template(config)
+    source = configured_template(config, str(folder / CONFIG_NAME))
     if source is not None:
         return source, str(folder / CONFIG_NAME)
     path = folder / _PROCESSOR_NAME
-    source = configured_template(read_json_object(path, _LIMIT_BYTES)) if path.is_file() else None
-    if source is not None:
-        return source, str(path)
+    if path.is_file():
+        source = configured_template(read_json_object(path, _LIMIT_BYTES), str(path))
+        if source is not None:
+            return source, str(path)
     raise TextUnavailable(
         f"{folder} has no chat template",
         f"neither {TEMPLATE_NAME} nor {CONFIG_NAME} holds one",
@@ -43,26 +55,38 @@ def read_template(folder: Path, config: Mapping[str, Any]) -> tuple[str, str]:
     )
 
 
-def configured_template(config: Mapping[str, Any]) -> str | None:
-    """``chat_template`` of a config: a string, or the one named "default" of several."""
+def configured_template(config: Mapping[str, Any], origin: str) -> str | None:
+    """``chat_template`` of a config: a string, or the one named "default" of several.
+
+    ``origin`` names the config in messages. Raises CheckpointDamaged.
+    """
     value = config.get("chat_template")
     if isinstance(value, list):
-        named = {entry.get("name"): entry for entry in value if isinstance(entry, dict)}
-        value = named.get("default", {}).get("template")
+        defaults = [entry for entry in value if _is_default(entry)]
+        value = defaults[-1].get("template") if defaults else None
     elif isinstance(value, dict):
         value = value.get("default")
-    return value if isinstance(value, str) else None
+    if value is None or isinstance(value, str):
+        return value
+    why = "its chat_template is no text"
+    raise CheckpointDamaged(f"{origin} cannot be used", why, "Download it again")
 
 
 def named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     """bos_token, eos_token and the like, which templates may use."""
-    tokens = {}
-    for name in (f"{token}_token" for token in _NAMED_TOKENS):
-        value = config.get(name)
-        value = value.get("content") if isinstance(value, dict) else value
-        if isinstance(value, str):
-            tokens[name] = value
-    return tokens
+    tokens = {name: _content(config.get(name)) for name in _NAMED_TOKENS}
+    return {name: value for name, value in tokens.items() if isinstance(value, str)}
+
+
+def _content(token: Any) -> Any:
+    """The text of a token, which an object may hold; the object itself if it does not."""
+    if isinstance(token, dict) and isinstance(token.get("content"), str):
+        return token["content"]
+    return token
+
+
+def _is_default(entry: Any) -> bool:
+    return isinstance(entry, dict) and entry.get("name") == "default"
 
 
 def _read_text(path: Path) -> str:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from moechat.errors import CheckpointDamaged, ModelNotFound
-from moechat.weights.gguf_header import MAGIC
+from moechat.gguf_magic import is_gguf
 
 _PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
@@ -21,7 +21,7 @@ def find_gguf(path: Path) -> list[Path] | None:
     """
     # os.path: unlike Path's own methods it says False of whatever can be no path.
     if os.path.isfile(path):
-        return _with_other_parts(path) if _is_gguf(path) else None
+        return _with_other_parts(path) if is_gguf(path) else None
     try:
         names = sorted(os.listdir(path)) if os.path.isdir(path) else []
     except OSError:
@@ -38,17 +38,6 @@ def find_gguf(path: Path) -> list[Path] | None:
             "Name one of these files",
         )
     return _with_other_parts(path / next(iter(models.values()))) if models else None
-
-
-def _is_gguf(path: Path) -> bool:
-    """By name, so that a damaged one is called so, or by its first bytes."""
-    if path.suffix == ".gguf":
-        return True
-    try:
-        with path.open("rb") as file:
-            return file.read(len(MAGIC)) == MAGIC
-    except OSError:
-        return False
 
 
 def _with_other_parts(path: Path) -> list[Path]:

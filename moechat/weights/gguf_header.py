@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moechat.errors import CheckpointDamaged
+from moechat.gguf_magic import MAGIC
 from moechat.json_file import foreign_content
 from moechat.weights.gguf_strings import StringArray, read_strings
 from moechat.weights.gguf_types import TYPES
 from moechat.weights.safetensors_header import quoted
 
-MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 _MAX_ALIGNMENT = 1 << 20

@@ -23,7 +23,7 @@ LAYERS = [
     ["prefill", "decode"],
     ["kv", "weights", "sample"],
     ["models", "text", "registry"],
-    ["folders", "json_file"],
+    ["folders", "json_file", "gguf_magic"],
     ["messages", "events"],
     ["errors"],
 ]

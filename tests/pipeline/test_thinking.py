@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import io
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 import pytest
 from text_fixtures import unpack
 
 from moechat import SamplingParams
+from moechat.batch.runner import run_batch
 from moechat.engine.answer import Answer
 from moechat.engine.conversation import Conversation
 from moechat.engine.text import TextModel
-from moechat.errors import Usage
+from moechat.errors import CheckpointDamaged, Usage
 from moechat.events import Event, Finished, Token, TurnStats
 from moechat.kv.timeline import Timeline
 
@@ -68,11 +72,17 @@ class Handle:
         pass
 
 
+@dataclass
+class Spec:
+    vocab_size: int = 151_936
+
+
 class Engine:
     def __init__(self, text: TextModel) -> None:
         self.text = text
         self.end_ids = text.end_ids  # the text side knows <|im_end|>
         self.context_tokens = 1000
+        self.spec = Spec()
         self.script: list[list[int]] = []
         self.prompts: list[tuple[int, int]] = []  # tokens kept, tokens new
 
@@ -97,6 +107,15 @@ def engine(text: TextModel) -> Engine:
 @pytest.fixture
 def conversation(engine: Engine) -> Conversation:
     return Conversation(engine)  # type: ignore[arg-type]
+
+
+class Calm:
+    """Nobody presses Ctrl-C."""
+
+    requested = False
+
+    def cancels(self, cancel: Callable[[], None]) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 def ask(conversation: Conversation, text: str, params: SamplingParams = GREEDY) -> Finished:
@@ -151,6 +170,38 @@ def test_undo_and_another_answer(engine: Engine, conversation: Conversation) -> 
     assert shown(conversation).endswith("3+3?<|im_end|>\n<|im_start|>assistant\nsix<|im_end|>")
     assert conversation.undo()
     assert [turn.text for turn in conversation.turns] == ["2+2?", "4"]
+
+
+def test_undo_of_the_first_message(engine: Engine, conversation: Conversation) -> None:
+    with pytest.raises(CheckpointDamaged):  # Qwen3's template looks at the first message
+        engine.text.template.encode([])
+    engine.say(FIRST)
+    engine.say(FIRST)
+    ask(conversation, "2+2?")
+    assert conversation.undo() and not conversation.undo()
+    assert (conversation.turns, conversation.used_tokens) == ([], 0)
+    conversation.set_system("Be brief.")
+    ask(conversation, "2+2?")
+    assert conversation.undo()
+    assert shown(conversation) == "<|im_start|>system\nBe brief.<|im_end|>\n"
+
+
+def test_tokens_beyond_the_embedding_are_named(engine: Engine, conversation: Conversation) -> None:
+    im_end = engine.text.tokenizer.token_id("<|im_end|>")
+    assert im_end is not None
+    engine.spec.vocab_size = im_end  # spare tokens above it are no fault
+    with pytest.raises(CheckpointDamaged) as caught:
+        conversation.ask("2+2?", GREEDY)
+    for part in ("'<|im_end|>'", f"token {im_end}", f"vocabulary of {im_end}", "has 151669 tokens"):
+        assert part in caught.value.message
+    assert (conversation.turns, engine.prompts) == ([], [])
+    line = b"2+2?\n"
+    sink = io.BytesIO()
+    outcome = run_batch(io.BytesIO(line), sink, conversation, GREEDY, Calm())
+    assert outcome.num_failed == 1 and b'"checkpoint-damaged"' in sink.getvalue()
+    engine.spec.vocab_size = im_end + 1
+    engine.say("4")
+    ask(conversation, "2+2?")
 
 
 def test_stop_strings_count_in_the_answer_only(engine: Engine, conversation: Conversation) -> None:

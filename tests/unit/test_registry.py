@@ -191,7 +191,7 @@ def test_an_installed_package_reads_the_models_toml_beside_it(tmp_path):
     package = tmp_path / "moechat"
     package.mkdir()
     source = MINI.parents[1]
-    for name in ("registry.py", "folders.py", "errors.py"):
+    for name in ("registry.py", "folders.py", "gguf_magic.py", "errors.py"):
         (package / name).write_bytes((source / name).read_bytes())
     (package / "__init__.py").write_text("")
     (package / "models.toml").write_text("[installed]\n")

@@ -66,3 +66,46 @@ def test_damaged_folder_is_3(moechat, tmp_path):
     (tmp_path / "config.json").write_text("{")
     result = moechat("show", str(tmp_path))
     assert (result.code, result.stdout) == (3, "") and "[checkpoint-damaged]" in result.stderr
+
+
+def own_folder(tmp_path, **files):
+    shutil.copy(MINI / "config.json", tmp_path)
+    for name, size_bytes in files.items():
+        (tmp_path / f"{name}.safetensors").write_bytes(bytes(size_bytes))
+    return tmp_path
+
+
+def weights_bytes(moechat, folder):
+    return json.loads(moechat("show", str(folder), "--json").stdout)["size_bytes"]
+
+
+def test_only_weights_that_would_be_opened_count(moechat, tmp_path):
+    folder = own_folder(tmp_path, model=5, consolidated=700)
+    assert weights_bytes(moechat, folder) == 5
+    (folder / "model.safetensors").rename(folder / "a.safetensors")
+    (folder / "b.safetensors").write_bytes(bytes(20))
+    owners = {"x": "a.safetensors", "y": "b.safetensors", "z": "a.safetensors"}
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": owners}))
+    assert weights_bytes(moechat, folder) == 25
+    (folder / "b.safetensors").unlink()  # not yet downloaded
+    assert weights_bytes(moechat, folder) == 5
+    for hostile in {"x": "../own"}, {"x": "\0"}, {"x": ["a.safetensors"]}, {"x": ""}, [], None:
+        index.write_text(json.dumps({"weight_map": hostile}))
+        assert weights_bytes(moechat, folder) == 0
+    index.write_text("{")
+    result = moechat("show", str(folder))
+    assert (result.code, result.stdout) == (3, "") and "[checkpoint-damaged]" in result.stderr
+
+
+def test_a_single_file_of_any_name_counts(moechat, tmp_path):
+    assert weights_bytes(moechat, own_folder(tmp_path, consolidated=7)) == 7
+
+
+def test_the_architecture_is_the_one_that_is_computed(moechat, tmp_path):
+    folder = own_folder(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    for names in ["Unknown", *config["architectures"]], [3, *config["architectures"]]:
+        (folder / "config.json").write_text(json.dumps({**config, "architectures": names}))
+        facts = json.loads(moechat("show", str(folder), "--json").stdout)
+        assert facts["architecture"] == "DeepseekV3ForCausalLM"

@@ -11,6 +11,7 @@ from moechat.engine.text import TextModel
 from moechat.errors import CheckpointDamaged, InvalidUtf8, PromptTooLong, TextUnavailable, Usage
 from moechat.messages import Turn
 from moechat.text.chat_template import ChatTemplate
+from moechat.text.template_source import named_tokens, read_config
 from moechat.text.tokenizer import Tokenizer
 
 BOS, EOS, USER, ASSISTANT = 0, 1, 128803, 128804
@@ -283,9 +284,15 @@ def test_where_the_template_comes_from(tmp_path: Path, tokenizer: Tokenizer) -> 
     configure(None)
     assert ids() == a
     processor.unlink()
-    for nothing in None, 7, [], {}, [{"name": "tool_use", "template": "a"}], ["default"]:
+    for nothing in None, [], {}, [{"name": "tool_use", "template": "a"}], ["default"]:
         configure(nothing)
         with pytest.raises(TextUnavailable):
+            ids()
+    configure([{"name": ["default"], "template": "a"}, {"name": "default", "template": "b"}])
+    assert ids() == b
+    for damaged in 7, True, {"default": 7}, [{"name": "default", "template": ["a"]}]:
+        configure(damaged)
+        with pytest.raises(CheckpointDamaged, match=r"_config\.json .*chat_template is no"):
             ids()
     (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}b", encoding="utf-8")
     assert ids() == [BOS, *b]
@@ -295,3 +302,18 @@ def test_where_the_template_comes_from(tmp_path: Path, tokenizer: Tokenizer) -> 
     (tmp_path / "tokenizer_config.json").write_text("{", encoding="utf-8")
     with pytest.raises(CheckpointDamaged, match=r"tokenizer_config\.json"):
         ids()
+
+
+@pytest.mark.parametrize("value", [5, True, ["<s>"], {"content": 5}, {"content": None}, {}])
+@pytest.mark.parametrize("name", ["bos_token", "eos_token", "pad_token"])
+def test_a_named_token_that_is_no_text(tmp_path: Path, name: str, value: Any) -> None:
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({name: value}), encoding="utf-8")
+    with pytest.raises(CheckpointDamaged, match=rf"tokenizer_config\.json .*its {name} is neither"):
+        read_config(tmp_path)
+
+
+def test_a_named_token_may_be_missing_or_null(tmp_path: Path) -> None:
+    config = {"bos_token": None, "eos_token": {"content": "</s>"}, "unk_token": "<unk>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert named_tokens(read_config(tmp_path)) == {"eos_token": "</s>", "unk_token": "<unk>"}

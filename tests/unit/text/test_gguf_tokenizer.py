@@ -131,18 +131,18 @@ def test_types_say_which_tokens_are_added_and_which_do_not_exist():
     assert tokenizer.decode([4, 6, 5, 7, 8]) == "ab a<tool>"
 
 
-def test_without_types_all_tokens_are_ordinary():
-    metadata = small_byte_level()
-    del metadata["tokenizer.ggml.token_type"]
-    assert Tokenizer(build_tokenizer(metadata, PATH)).added_tokens == {}
-
-
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({"tokens": ["a", "a"], "types": [1, 1], "merges": []}, "spelled alike"),
-        ({"types": [1, 1]}, "token_type is no array of 9 numbers"),
+        ({"types": [1, 1]}, "token_type is no array of 9 integers"),
         ({"token_type": [1] * 9}, "token_type is no array"),
+        ({"token_type": None}, "token_type is no array"),
+        ({"token_type": np.full(9, 1, np.float32)}, "token_type is no array"),
+        ({"types": [1] * 8 + [0]}, "token_type has codes that are none of 1 to 6"),
+        ({"types": [1] * 8 + [7]}, "token_type has codes that are none of 1 to 6"),
+        ({"scores": np.full(9, np.nan, np.float32)}, "scores has values that are no finite"),
+        ({"scores": np.full(9, 1, np.int32)}, "scores is no array of 9 numbers"),
         ({"scores": np.zeros(3, np.float32)}, "scores is no array of 9 numbers"),
         ({"merges": None}, "merges is no array of strings"),
         ({"merges": "a b"}, "merges is no array of strings"),
@@ -189,7 +189,29 @@ def test_an_unknown_splitting_is_named_with_those_known(pre):
 
 
 def test_the_config_names_tokens_and_the_template():
-    ids = {"bos_token_id": 0, "eos_token_id": 6, "padding_token_id": 99, "unknown_token_id": "1"}
-    config = tokenizer_config({**small_byte_level(**ids), "tokenizer.chat_template": "{{ x }}"})
+    ids = {"bos_token_id": 0, "eos_token_id": 6, "padding_token_id": 2**32 - 1}
+    metadata = {**small_byte_level(**ids), "tokenizer.chat_template": "{{ x }}"}
+    config = tokenizer_config(metadata, PATH)
     assert config == {"bos_token": "a", "eos_token": "<|end|>", "chat_template": "{{ x }}"}
-    assert tokenizer_config({}) == {}
+    assert tokenizer_config({}, PATH) == {}
+
+
+@pytest.mark.parametrize("value", [9, -1, "1", 1.0, True, np.array([1], np.int32)])
+@pytest.mark.parametrize("key", ["bos_token_id", "eos_token_id", "unknown_token_id"])
+def test_ids_of_named_tokens_that_no_token_has(key, value):
+    with pytest.raises(CheckpointDamaged, match=f"ggml.{key} is .*, and it has 9 tokens"):
+        tokenizer_config(small_byte_level(**{key: value}), PATH)
+
+
+def test_a_damaged_sentence_piece_setting_is_named():
+    with pytest.raises(CheckpointDamaged, match="add_space_prefix is neither true nor false"):
+        small_sentence_piece(add_space_prefix="false")
+    with pytest.raises(CheckpointDamaged, match="unknown_token_id is 999"):
+        small_sentence_piece(unknown_token_id=999)
+
+
+@pytest.mark.parametrize("template", [5, True, np.array([1, 2], np.int32), ["a"]])
+def test_a_template_that_is_no_text(template):
+    metadata = {**small_byte_level(), "tokenizer.chat_template": template}
+    with pytest.raises(CheckpointDamaged, match=r"chat_template is no string"):
+        tokenizer_config(metadata, PATH)

@@ -188,7 +188,22 @@ HARMONY = "<|start|>user<|message|>hi<|end|><|start|>assistant"
         ("<|channel|>analysis<|message|>cut", "cut", ""),
         ("<|channel|>analysis<|message|>a<|end|><|start|>assis", "a", ""),
         ("no format at all", "", "no format at all"),
-        ("<|channel|>final is a word", "", "final is a word"),
+        ("no format at all<|return|>", "", "no format at all"),
+        # A header that was cut short is no answer.
+        ("<|channel|>", "", ""),
+        ("<|channel|>final", "", ""),
+        ("<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final", "a", ""),
+        # Text behind a message is answer, unless it turns out to be a header.
+        ("<|channel|>analysis<|message|>a<|end|>So: b", "a", "So: b"),
+        ("<|channel|>analysis<|message|>a<|end|>\n<|start|>assis", "a", ""),
+        ("<|channel|>analysis<|message|>a<|end|>So<|start|>assistant<|message|>b", "a", "So\n\nb"),
+        ("<|channel|>final<|message|>a<|end|>b<|end|>", "", "a\n\nb"),
+        (
+            "<|channel|>analysis<|message|>a<|end|>assistant<|channel|>final<|message|>b",
+            "a",
+            "b",
+        ),
+        ("<|end|>a", "", "a"),
         ("", "", ""),
     ],
 )
@@ -225,6 +240,11 @@ def test_parts_of_channels(gptoss: TextModel) -> None:
     assert parts is not None
     assert parts.reasoning_ids == tuple(encode("a b")) and parts.answer_ids == tuple(encode("c d"))
     assert gptoss.reasoning.parts(encode(HARMONY), encode("none")) is None
+    ids = encode("<|channel|>analysis<|message|>a<|end|>b c")
+    parts = gptoss.reasoning.parts(encode(HARMONY), [*ids, *encode("<|end|>")])
+    assert parts is not None and parts.answer_ids == tuple(encode("b c"))
+    cut = gptoss.reasoning.parts(encode(HARMONY), encode("<|channel|>final"))
+    assert cut is not None and (cut.reasoning_ids, cut.answer_ids) == ((), ())
 
 
 def test_a_model_without_markers(mini_tokenizer: Tokenizer) -> None:
