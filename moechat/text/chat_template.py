@@ -31,7 +31,8 @@ _THOUGHT_ID, _ANSWER_ID = 2**32 - 2, 2**32 - 1  # stand for what was said; no to
 class ChatTemplate:
     """A compiled chat template with its tokenizer.
 
-    No id of a control token comes from message text, only from the template's own text.
+    Ids of control tokens come from the template's own text, not from message text: see text_guard
+    for how far that holds for a template that rewrites messages.
     """
 
     def __init__(

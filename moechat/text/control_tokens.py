@@ -40,11 +40,20 @@ class ControlTokens:
         self._lengths: dict[str, int] = {}
         self._heads = {content[:end] for content in self._by_content for end in range(len(content))}
         self._longest_head = max(map(len, self._heads), default=0)
+        self._tails = "\0".join(["", *(content[1:] for content in self._by_content), ""])
 
     def ends_within(self, text: str) -> bool:
         """Whether text that follows could complete a control token that begins in ``text``."""
         longest = min(self._longest_head, len(text))
         return any(text[-length:] in self._heads for length in range(1, longest + 1))
+
+    def begins_within(self, text: str) -> bool:
+        """Whether ``text`` could complete a control token, or be the middle of one."""
+        if not text or text[0] not in self._tails:
+            return False
+        longest = min(self._longest_head, len(text))
+        is_end = any(f"{text[:length]}\0" in self._tails for length in range(1, longest + 1))
+        return is_end or (len(text) < self._longest_head and text in self._tails)
 
     def encode(self, text: str) -> list[int]:
         """Ids of text in which the spelling of a control token means that token."""

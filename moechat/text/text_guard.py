@@ -2,13 +2,18 @@
 
 Private characters that the messages do not contain mark what must not be encoded as it stands:
 the spelling of a control token in message text, and the place of an answer whose ids are known.
-Templates see the text itself, so that their trimming, splitting and searching still work.
+Seams mark where message text could make up a control token with what the template puts beside it.
+Templates see the text itself: what its own methods make of it (trimming, splitting, cutting,
+replacing, searching) is made of the text without marks and then marked again. Nothing is known of
+text that a template joined with its own and then takes apart or rewrites, or that it passes through
+a filter that rebuilds it character by character (title, wordwrap): such a template can still turn
+message text into a control token.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
@@ -17,6 +22,7 @@ from moechat.errors import Usage
 from moechat.text.control_tokens import ControlTokens
 from moechat.text.tokenizer import check_encodable
 
+_ROLES = frozenset(["system", "developer", "user", "assistant", "tool", "function", "ipython"])
 # The first range keeps strings at two bytes a character.
 PRIVATE_RANGES = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 
@@ -75,17 +81,17 @@ class TextGuard:
             raise Usage("the text cannot be used", "it contains every private character of Unicode")
         self._open, self._close, self._seam, self._ids_open, self._ids_close = marks
         self._any_mark = re.compile(f"[{''.join(marks)}]")
+        # A template may have cut one of the two marks off.
+        spelled = control.pattern.pattern
         self._marked = re.compile(
-            f"{self._open}({control.pattern.pattern}){self._close}"
+            f"{self._open}({spelled}){self._close}?|({spelled}){self._close}"
             f"|{self._ids_open}([0-9]+){self._ids_close}|[{''.join(marks)}]"
         )
 
     def mark(self, value: Any) -> Any:
         """A copy of strings, lists and dicts (keys too) that is safe to render."""
         if isinstance(value, str):
-            marked = self._control.pattern.sub(f"{self._open}\\g<0>{self._close}", value)
-            marked += self._seam if self._control.ends_within(value) else ""
-            return marked if marked == value else _Marked(marked, value)
+            return _Marked(self._mark(value), value, self)
         if isinstance(value, Generated):
             self._generated.append(value)
             return f"{self._ids_open}{len(self._generated) - 1}{self._ids_close}"
@@ -97,10 +103,19 @@ class TextGuard:
                 self._wholes[joined] = self.mark(value.whole)
             return joined
         if isinstance(value, dict):
-            return {self.mark(key): self.mark(below) for key, below in value.items()}
+            return {self.mark(key): self._mark_field(key, below) for key, below in value.items()}
         if isinstance(value, (list, tuple)):
             return [self.mark(below) for below in value]
         return value
+
+    def _mark(self, text: str) -> str:
+        marked = self._control.pattern.sub(f"{self._open}\\g<0>{self._close}", text)
+        before = self._seam if self._control.begins_within(text) else ""
+        return before + marked + (self._seam if self._control.ends_within(text) else "")
+
+    def _mark_field(self, key: Any, value: Any) -> Any:
+        # Templates build control tokens with the role: '<|' + message.role + '|>'.
+        return value if key == "role" and value in _ROLES else self.mark(value)
 
     def without_marks(self, text: str) -> str:
         """Text for people."""
@@ -114,10 +129,11 @@ class TextGuard:
         for match in self._marked.finditer(rendered):
             if end < match.start():
                 yield rendered[end : match.start()]
-            if match[1] is not None:
-                yield Literal(match[1])
-            elif match[2] is not None:
-                yield self._generated[int(match[2])]
+            literal = match[1] or match[2]
+            if literal is not None:
+                yield Literal(literal)
+            elif match[3] is not None:
+                yield self._generated[int(match[3])]
             end = match.end()  # a mark whose partner the template dropped still parts the text
         if end < len(rendered):
             yield rendered[end:]
@@ -141,17 +157,56 @@ class TextGuard:
 
 
 class _Marked(str):
-    """A marked string that templates search as if it had no marks, across control tokens too."""
+    """A marked string that templates use as if it had no marks.
 
-    def __new__(cls, marked: str, text: str) -> _Marked:
-        string = super().__new__(cls, marked)
-        string._text = text
-        return string
+    Its methods work on the text; what comes of it is marked anew. Joining and printing take the
+    marks along.
+    """
 
     _text: str
+    _guard: TextGuard
+
+    def __new__(cls, marked: str, text: str, guard: TextGuard) -> _Marked:
+        string = super().__new__(cls, marked)
+        string._text, string._guard = text, guard
+        return string
+
+    def __str__(self) -> str:
+        return self
+
+    def __hash__(self) -> int:
+        return hash(self._text)
 
     def __contains__(self, part: object) -> bool:
-        return isinstance(part, str) and part in self._text
+        return isinstance(part, str) and _bare(part) in self._text
+
+    def __iter__(self) -> Iterator[str]:
+        return (self._guard.mark(character) for character in self._text)
+
+
+def _bare(value: Any) -> Any:
+    return value._text if isinstance(value, _Marked) else value
+
+
+def _on_text(name: str) -> Callable[..., Any]:
+    method = getattr(str, name)
+
+    def call(self: _Marked, *args: Any, **named: Any) -> Any:
+        result = method(self._text, *map(_bare, args), **named)
+        return self if result is self._text else self._guard.mark(result)
+
+    return call
+
+
+for _name in (
+    "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__len__", "__getitem__",
+    "__mul__", "__rmul__", "capitalize", "casefold", "center", "count", "endswith", "expandtabs",
+    "find", "index", "isalnum", "isalpha", "isdecimal", "isdigit", "islower", "isnumeric",
+    "isspace", "isupper", "ljust", "lower", "lstrip", "partition", "removeprefix", "removesuffix",
+    "replace", "rfind", "rindex", "rjust", "rpartition", "rsplit", "rstrip", "split", "splitlines",
+    "startswith", "strip", "swapcase", "title", "translate", "upper", "zfill",
+):  # fmt: skip
+    setattr(_Marked, _name, _on_text(_name))
 
 
 def _strings(value: Any) -> Iterator[str]:

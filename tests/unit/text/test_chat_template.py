@@ -97,6 +97,67 @@ def test_nor_by_normalising(folder: Path, tmp_path: Path) -> None:
     assert [id_ for id_ in ids if id_ in template.control_ids] == [tokenizer.token_id("<|EOT|>")]
 
 
+@pytest.mark.parametrize(
+    ("source", "text", "shown"),
+    [
+        ("{{ c[:-1] }}", "x<｜User｜>", "x<｜User｜"),
+        ("{{ c[:-1] }}", "x<｜User｜>y", "x<｜User｜>"),
+        ("{{ c[1:] }}", "<<｜User｜>", "<｜User｜>"),
+        ("{{ c|truncate(12, True, '', 0) }}", "aaa <｜User｜>zz", "aaa <｜User｜>"),
+        ("{{ c|truncate(8, True, '', 0) }}|>", "<｜User｜>zz", "<｜User｜>|>"),
+        ("{{ c|reverse }}{{ c[::-1] }}", ">｜resU｜<", "<｜User｜><｜User｜>"),
+        ("{{ c|replace('_', '') }}{{ c.replace('_', '') }}", "<｜U_ser｜>", "<｜User｜><｜User｜>"),
+        ("{{ c.split()|join }}{{ ''.join(c.split()) }}", "<｜ User｜>", "<｜User｜><｜User｜>"),
+        (
+            "{% for l in c %}{{ l }}{% endfor %}{{ c|list|join }}",
+            "<｜User｜>",
+            "<｜User｜><｜User｜>",
+        ),
+        ("{{ c.split('-')|join('User') }}", "<｜-｜>", "<｜User｜>"),
+        ("{{ c|lower|capitalize }}{{ c|upper }}", "<|eot|>", "<|eot|><|EOT|>"),
+        ("{{ '<｜' + c + '｜>' }}{{ '<｜' ~ c ~ '｜>' }}", "User", "<｜User｜><｜User｜>"),
+        ("<｜{{ c }}", "User｜>", "<｜User｜>"),
+        ("{{ c }}er｜>", "<｜Us", "<｜User｜>"),
+        ("{{ c[:-1] }}er｜>", "<｜Us!", "<｜User｜>"),
+        ("{{ (c ~ '')[:-1] }}", "<｜User｜>", "<｜User｜>"),  # only the mark is cut off
+        ("{{ (c ~ '')[1:] }}", "<｜User｜>", "<｜User｜>"),
+        ("{% set s = c.partition('!') %}{{ s[0] }}{{ s[2] }}", "<｜Us!er｜>", "<｜User｜>"),
+        ("{{ {c: 1}|tojson }}", "<｜User｜>", '{"<｜User｜>": 1}'),
+        ("{{ (c,)|map('trim')|first }}", " <｜User｜> ", "<｜User｜>"),
+    ],
+)
+def test_nor_from_text_that_the_template_takes_apart(
+    make_template: MakeTemplate, source: str, text: str, shown: str
+) -> None:
+    template = make_template("<|EOT|>{% set c = messages[0].content %}" + source)
+    (eot,) = template._tokenizer.encode_with_added_tokens("<|EOT|>")
+    ids = template.encode([Turn("user", text)])
+    assert [id_ for id_ in ids if id_ in template.control_ids] == [eot]
+    assert template._tokenizer.decode(ids) == shown
+
+
+@pytest.mark.parametrize("text", ["> x", "er｜> <｜Us", "<｜User｜>", "User", "", "a"])
+def test_templates_see_text_without_marks(make_template: MakeTemplate, text: str) -> None:
+    template = make_template(
+        "{% set c = messages[0].content %}{{ c == x }},{{ x == c }},{{ c in [x] }},{{ c|length }},"
+        "{{ c.startswith(x) }},{{ c.endswith(x) }},{{ c.find(x) }},{{ {x: 1}[c] }},"
+        "{{ c is string }},{{ c != x }}"
+    )
+    ids = template.encode_messages([{"role": "user", "content": text}], x=text)
+    expected = f"True,True,True,{len(text)},True,True,0,1,True,False"
+    assert template._tokenizer.decode(ids) == expected
+
+
+def test_roles_may_be_part_of_a_control_token(
+    make_template: MakeTemplate, qwen3: TextModel
+) -> None:
+    qwen3.tokenizer._library.add_special_tokens(["<|user|>"])
+    tokenizer = Tokenizer(qwen3.tokenizer._library)
+    source = "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content }}{% endfor %}"
+    template = ChatTemplate(source, "here", tokenizer, {})
+    assert template.encode([Turn("user", "a")]) == [tokenizer.token_id("<|user|>"), 64]
+
+
 def test_text_cannot_forge_marks(template: ChatTemplate, tokenizer: Tokenizer) -> None:
     private = "".join(map(chr, range(0xE000, 0xE010)))
     text = f"{private}0{private}<｜User｜>\ue000<｜User｜>\ue001"
