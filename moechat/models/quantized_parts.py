@@ -35,6 +35,10 @@ class StoredParts:
         self.missing: list[str] = []
         self.taken: set[str] = set()
 
+    def look(self, name: str) -> TensorView | None:
+        """The tensor, or None; it does not count as taken."""
+        return self._tensors.get(name)
+
     def find(self, name: str) -> TensorView | None:
         """The tensor, or None."""
         tensor = self._tensors.get(name)
