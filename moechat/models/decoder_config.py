@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from moechat.models.bounds import MAX_LAYERS, MAX_SIZE, MAX_TOKENS
 from moechat.models.config_reader import ConfigReader
 from moechat.models.rope import RopeSettings
 from moechat.models.spec import (
@@ -42,9 +43,6 @@ HARMLESS = (
     "unsloth_version",
     "use_cache",
 )
-# Bounds that keep a damaged config from asking for absurd tables.
-MAX_SIZE = 1 << 20
-_MAX_TOKENS = 1 << 30
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
@@ -81,7 +79,7 @@ def decoder_spec(
         ropes=ropes,
         softmax_scale=softmax_scale,
         rms_norm_eps=read.number("rms_norm_eps", 1e-12, 1e-1),
-        context_tokens=rope.context_tokens(read.integer("max_position_embeddings", 1, _MAX_TOKENS)),
+        context_tokens=rope.context_tokens(read.integer("max_position_embeddings", 1, MAX_TOKENS)),
         end_ids=tuple(dict.fromkeys(end_ids)),
         bos_id=bos_ids[0] if bos_ids else None,
         moe=moe,
@@ -152,7 +150,7 @@ def num_heads(read: ConfigReader) -> int:
 
 def num_layers(read: ConfigReader) -> int:
     """num_hidden_layers within bounds."""
-    return read.integer("num_hidden_layers", 1, 1024)
+    return read.integer("num_hidden_layers", 1, MAX_LAYERS)
 
 
 def sliding_layers(read: ConfigReader, otherwise: Sequence[bool]) -> tuple[bool, ...]:
@@ -167,7 +165,7 @@ def sliding_layers(read: ConfigReader, otherwise: Sequence[bool]) -> tuple[bool,
 
 def window_size(read: ConfigReader) -> int:
     """sliding_window: how many positions a sliding layer sees, its own included."""
-    return read.integer("sliding_window", 1, _MAX_TOKENS)
+    return read.integer("sliding_window", 1, MAX_TOKENS)
 
 
 def same_window(read: ConfigReader, absent: int) -> tuple[int, ...]:
@@ -186,7 +184,7 @@ def window_by_flag(read: ConfigReader) -> tuple[int, ...]:
     layers = num_layers(read)
     first = read.integer("max_window_layers", 0, 4096, default=layers)
     used = read.boolean("use_sliding_window", default=False)
-    window = window_size(read) if used else read.integer("sliding_window", 0, _MAX_TOKENS, 0)
+    window = window_size(read) if used else read.integer("sliding_window", 0, MAX_TOKENS, 0)
     slides = sliding_layers(read, [used and layer >= first for layer in range(layers)])
     if any(slides) and not used:
         raise read.unsupported("layer_types", "use_sliding_window is not true")

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from moechat.models.bounds import MAX_EXPERTS_IN_ALL, MAX_SIZE
 from moechat.models.config_reader import ConfigReader
-from moechat.models.decoder_config import MAX_SIZE, num_layers
+from moechat.models.decoder_config import num_layers
 from moechat.models.spec import MoeSpec
-
-# DeepSeek-V3 has 15,616 experts; more than this is a damaged config.
-_MAX_EXPERTS_IN_ALL = 1 << 17
 
 
 def num_experts(read: ConfigReader, key: str) -> int:
     """Experts of a layer, bounded in all."""
     experts = read.integer(key, 1, 4096)
-    if num_layers(read) * experts > _MAX_EXPERTS_IN_ALL:
-        raise read.unsupported(key, f"over {_MAX_EXPERTS_IN_ALL} experts in all")
+    if num_layers(read) * experts > MAX_EXPERTS_IN_ALL:
+        raise read.unsupported(key, f"over {MAX_EXPERTS_IN_ALL} experts in all")
     return experts
 
 

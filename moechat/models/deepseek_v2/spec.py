@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from moechat.models.bounds import MAX_SIZE
 from moechat.models.config_reader import ConfigReader
-from moechat.models.decoder_config import MAX_SIZE, decoder_spec
+from moechat.models.decoder_config import decoder_spec
 from moechat.models.latent_attention import latent_attention, latent_softmax_scale
 from moechat.models.moe_config import (
     dense_first,
