@@ -16,8 +16,9 @@ from moechat.models.spec import (
     Rope,
 )
 
-# Keys that change nothing in inference, in any family: provenance, training, output options, and
-# the element type, which each tensor states itself.
+# Keys that change nothing in inference, in any family: provenance, training, output options, other
+# tasks, the element type, which each tensor states itself, and the checkpoint's own code, which is
+# never run.
 HARMLESS = (
     "_attn_implementation",
     "_attn_implementation_autoset",
@@ -29,21 +30,33 @@ HARMLESS = (
     "cache_implementation",
     "dtype",
     "ep_size",
+    "id2label",
     "initializer_range",
+    "label2id",
+    "max_length",
+    "max_sequence_length",
+    "output_attentions",
+    "output_hidden_states",
     "output_router_logits",
     "pad_token_id",
     "pretraining_tp",
+    "return_dict",
     "router_aux_loss_coef",
     "router_jitter_noise",
+    "sep_token_id",
     "seq_aux",
+    "tokenizer_class",
     "torch_dtype",
+    "torchscript",
     "transformers.js_config",
     "transformers_version",
+    "unk_token_id",
     "unsloth_fixed",
     "unsloth_version",
     "use_cache",
 )
 _FULL, _SLIDING = "full_attention", "sliding_attention"
+_MAX_WINDOW_LAYERS = 28  # what dense Qwen files without max_window_layers mean
 
 
 def decoder_spec(
@@ -64,6 +77,9 @@ def decoder_spec(
     ``rope`` is the one that decides over the context; ``tied`` is what a config without
     tie_word_embeddings means. Raises ArchitectureUnsupported, naming the key.
     """
+    read.only("is_decoder", False, True)  # what it is in any case
+    read.only("is_encoder_decoder", False)
+    read.only("add_cross_attention", False)
     vocab_size = read.integer("vocab_size", 1, 1 << 24)
     bos_ids = read.token_ids("bos_token_id", vocab_size)
     end_ids = generation.token_ids("eos_token_id", vocab_size)
@@ -182,7 +198,7 @@ def window_by_flag(read: ConfigReader) -> tuple[int, ...]:
     With use_sliding_window, layers from max_window_layers on slide.
     """
     layers = num_layers(read)
-    first = read.integer("max_window_layers", 0, 4096, default=layers)
+    first = read.integer("max_window_layers", 0, 4096, default=_MAX_WINDOW_LAYERS)
     used = read.boolean("use_sliding_window", default=False)
     window = window_size(read) if used else read.integer("sliding_window", 0, MAX_TOKENS, 0)
     slides = sliding_layers(read, [used and layer >= first for layer in range(layers)])

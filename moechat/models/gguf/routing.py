@@ -72,9 +72,10 @@ def _groups(
         raise read.unsupported("expert_group_count", f"it must divide the {num_experts} experts")
     if groups > 1 and num_experts // groups < 2:
         raise read.unsupported("expert_group_count", "a group is scored by its two best experts")
-    default_kept = known_kept if groups == known else groups
-    kept = read.integer("expert_group_used_count", 0, groups, default=default_kept) or groups
-    return groups, kept
+    if groups == 1:
+        return 1, read.integer("expert_group_used_count", 0, 1, default=1) or 1
+    default = {"default": known_kept} if groups == known else {}
+    return groups, read.integer("expert_group_used_count", 1, groups, **default)
 
 
 def _scoring(read: ConfigReader, source: GGUFSource, traits: Traits) -> Scoring:
