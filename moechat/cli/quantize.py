@@ -80,10 +80,18 @@ def quantize(
     """
     from moechat.quantize.job import Job
     from moechat.registry import load_registry
+    from moechat.terminal.neutralise import one_line
 
     folder = load_registry().resolve(source).path
     destination = Path(os.path.abspath(os.path.expanduser(target)))
     job = Job(folder, destination, cast("TargetFormat", to))
+    facts = {"source": str(folder), "target": str(target), "to": to}
+    if job.is_complete:
+        if as_json:
+            typer.echo(json.dumps(facts | {"already_complete": True}, indent=2))
+        else:
+            typer.echo(f"{one_line(str(target))} is complete already; nothing was left to do")
+        return 0
     with (
         Interrupt() as interrupt,
         interrupt.cancels(job.cancel),
@@ -99,7 +107,7 @@ def quantize(
         )
         return EXIT_INTERRUPTED
     if as_json:
-        facts = {"source": str(folder), "target": str(target)} | report.as_json()
+        facts |= {"already_complete": False} | report.as_json()
         typer.echo(json.dumps(facts, indent=2))
         return 0
     for line in _lines(report, target):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,11 @@ from moechat.errors import ArchitectureUnsupported, CheckpointDamaged, ModelNotF
 from moechat.json_file import read_json_object
 from moechat.models.config_reader import ConfigReader
 from moechat.models.decoder_config import HARMLESS
+from moechat.models.name_listing import name_listing
 from moechat.models.quantization import Quantization, read_quantization
 from moechat.models.quantized_parts import StoredParts, bind_tensor
 from moechat.models.spec import BoundTensor, ModelSpec, TensorSource, TensorSpec, TensorView
+from moechat.models.tied_head import take_stored_head
 
 # config.json's architecture string: the folder of this package that implements it
 _FOLDERS = {
@@ -36,7 +38,6 @@ _FOLDERS = {
     "Qwen3MoeForCausalLM": "qwen3_moe",
 }
 _CONFIG_LIMIT_BYTES = 16_000_000
-_LISTED = 3
 
 # Tensors that are of no use here: rotary frequencies that old tools stored although config.json
 # determines them; the shape of packed weights, which config.json determines too; how activations
@@ -127,13 +128,15 @@ def bind_tensors(
     quantization = read_quantization(ConfigReader(config))
     parts = StoredParts(stored)
     found = [bind_tensor(entry, parts, quantization) for entry in tensor_table(spec, config)]
+    if spec.tied_embeddings:
+        take_stored_head(parts)
     left_over = [
         name
         for name, tensor in stored.items()
         if name not in parts.taken and not _is_skipped(spec, tensor, stored, quantization)
     ]
     if parts.missing or left_over:
-        listings = [_listing("missing", parts.missing), _listing("not expected", left_over)]
+        listings = [name_listing("missing", parts.missing), name_listing("not expected", left_over)]
         raise CheckpointDamaged(
             f"the weights are not those that config.json describes ({spec.architecture})",
             "; ".join(listing for listing in listings if listing),
@@ -160,12 +163,3 @@ def _is_skipped(
         return name.removesuffix("bias") + "qweight" in stored and not tensor.array.any()
     match = re.match(r"model\.layers\.(\d{1,6})\.", name)  # multi-token prediction
     return match is not None and 0 <= int(match[1]) - spec.num_layers < spec.num_mtp_layers
-
-
-def _listing(label: str, names: Sequence[str]) -> str:
-    """ "label: the first few names and how many more", or "" for none."""
-    if not names:
-        return ""
-    shown = ", ".join(ascii(name[:120]) for name in names[:_LISTED])
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return f"{len(names)} {label}: {shown}{more}"

@@ -127,8 +127,12 @@ class ConfigReader:
             raise self.unsupported(key, f"{good} implemented")
 
     def finish(self, harmless: Iterable[str] = ()) -> None:
-        """Refuse keys that nothing asked for, except those known not to matter."""
-        unknown = sorted(self._values.keys() - self._asked - set(harmless))
+        """Refuse keys that nothing asked for, except those known not to matter and nulls.
+
+        Null is how config files say that a setting is not used.
+        """
+        given = {key for key, value in self._values.items() if value is not None}
+        unknown = sorted(given - self._asked - set(harmless))
         if unknown:
             names = ", ".join(ascii(key[:80]) for key in unknown[:5])
             more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""

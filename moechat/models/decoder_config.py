@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from moechat.models.bounds import MAX_LAYERS, MAX_SIZE, MAX_TOKENS
 from moechat.models.config_reader import ConfigReader
 from moechat.models.rope import RopeSettings
 from moechat.models.spec import (
@@ -15,8 +16,9 @@ from moechat.models.spec import (
     Rope,
 )
 
-# Keys that change nothing in inference, in any family: provenance, training, output options, and
-# the element type, which each tensor states itself.
+# Keys that change nothing in inference, in any family: provenance, training, output options, other
+# tasks, the element type, which each tensor states itself, and the checkpoint's own code, which is
+# never run.
 HARMLESS = (
     "_attn_implementation",
     "_attn_implementation_autoset",
@@ -28,24 +30,33 @@ HARMLESS = (
     "cache_implementation",
     "dtype",
     "ep_size",
+    "id2label",
     "initializer_range",
+    "label2id",
+    "max_length",
+    "max_sequence_length",
+    "output_attentions",
+    "output_hidden_states",
     "output_router_logits",
     "pad_token_id",
     "pretraining_tp",
+    "return_dict",
     "router_aux_loss_coef",
     "router_jitter_noise",
+    "sep_token_id",
     "seq_aux",
+    "tokenizer_class",
     "torch_dtype",
+    "torchscript",
     "transformers.js_config",
     "transformers_version",
+    "unk_token_id",
     "unsloth_fixed",
     "unsloth_version",
     "use_cache",
 )
-# Bounds that keep a damaged config from asking for absurd tables.
-MAX_SIZE = 1 << 20
-_MAX_TOKENS = 1 << 30
 _FULL, _SLIDING = "full_attention", "sliding_attention"
+_MAX_WINDOW_LAYERS = 28  # what dense Qwen files without max_window_layers mean
 
 
 def decoder_spec(
@@ -66,6 +77,9 @@ def decoder_spec(
     ``rope`` is the one that decides over the context; ``tied`` is what a config without
     tie_word_embeddings means. Raises ArchitectureUnsupported, naming the key.
     """
+    read.only("is_decoder", False, True)  # what it is in any case
+    read.only("is_encoder_decoder", False)
+    read.only("add_cross_attention", False)
     vocab_size = read.integer("vocab_size", 1, 1 << 24)
     bos_ids = read.token_ids("bos_token_id", vocab_size)
     end_ids = generation.token_ids("eos_token_id", vocab_size)
@@ -81,7 +95,7 @@ def decoder_spec(
         ropes=ropes,
         softmax_scale=softmax_scale,
         rms_norm_eps=read.number("rms_norm_eps", 1e-12, 1e-1),
-        context_tokens=rope.context_tokens(read.integer("max_position_embeddings", 1, _MAX_TOKENS)),
+        context_tokens=rope.context_tokens(read.integer("max_position_embeddings", 1, MAX_TOKENS)),
         end_ids=tuple(dict.fromkeys(end_ids)),
         bos_id=bos_ids[0] if bos_ids else None,
         moe=moe,
@@ -152,7 +166,7 @@ def num_heads(read: ConfigReader) -> int:
 
 def num_layers(read: ConfigReader) -> int:
     """num_hidden_layers within bounds."""
-    return read.integer("num_hidden_layers", 1, 1024)
+    return read.integer("num_hidden_layers", 1, MAX_LAYERS)
 
 
 def sliding_layers(read: ConfigReader, otherwise: Sequence[bool]) -> tuple[bool, ...]:
@@ -167,7 +181,7 @@ def sliding_layers(read: ConfigReader, otherwise: Sequence[bool]) -> tuple[bool,
 
 def window_size(read: ConfigReader) -> int:
     """sliding_window: how many positions a sliding layer sees, its own included."""
-    return read.integer("sliding_window", 1, _MAX_TOKENS)
+    return read.integer("sliding_window", 1, MAX_TOKENS)
 
 
 def same_window(read: ConfigReader, absent: int) -> tuple[int, ...]:
@@ -184,9 +198,9 @@ def window_by_flag(read: ConfigReader) -> tuple[int, ...]:
     With use_sliding_window, layers from max_window_layers on slide.
     """
     layers = num_layers(read)
-    first = read.integer("max_window_layers", 0, 4096, default=layers)
+    first = read.integer("max_window_layers", 0, 4096, default=_MAX_WINDOW_LAYERS)
     used = read.boolean("use_sliding_window", default=False)
-    window = window_size(read) if used else read.integer("sliding_window", 0, _MAX_TOKENS, 0)
+    window = window_size(read) if used else read.integer("sliding_window", 0, MAX_TOKENS, 0)
     slides = sliding_layers(read, [used and layer >= first for layer in range(layers)])
     if any(slides) and not used:
         raise read.unsupported("layer_types", "use_sliding_window is not true")

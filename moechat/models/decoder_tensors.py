@@ -11,6 +11,7 @@ from moechat.models.spec import GroupedAttention, ModelSpec, TensorSpec
 # ("model.layers.3.").
 Part = Callable[[ModelSpec, str, str], list[TensorSpec]]
 
+EMBEDDING_NAME, HEAD_MODULE = "model.embed_tokens.weight", "lm_head"
 _NORMS = {"attention_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 _FOUR_NORMS = {
     "attention_norm": "input_layernorm",
@@ -40,7 +41,7 @@ def decoder_table(
     are normed before they are added, too. ``added`` goes to every norm (see TensorSpec).
     """
     hidden = spec.hidden_size
-    table = [matrix("embedding", "model.embed_tokens.weight", spec.vocab_size, hidden)]
+    table = [matrix("embedding", EMBEDDING_NAME, spec.vocab_size, hidden)]
     for index, layer in enumerate(spec.layers):
         role, name = f"layers.{index}.", f"model.layers.{index}."
         for part, norm in (_FOUR_NORMS if four_norms else _NORMS).items():
@@ -49,7 +50,7 @@ def decoder_table(
         table += moe(spec, role, name) if layer.moe and moe else feed_forward(spec, role, name)
     table.append(vector("final_norm", "model.norm.weight", hidden, added))
     if not spec.tied_embeddings:
-        table.append(linear("head", "lm_head", spec.vocab_size, hidden))
+        table.append(linear("head", HEAD_MODULE, spec.vocab_size, hidden))
     return table
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from moechat.models.bounds import MAX_SIZE
 from moechat.models.config_reader import ConfigReader
-from moechat.models.decoder_config import MAX_SIZE, num_heads
+from moechat.models.decoder_config import num_heads
 from moechat.models.decoder_tensors import linear, vector
 from moechat.models.rope import RopeSettings
 from moechat.models.spec import LatentAttention, ModelSpec, TensorSpec
 
 # The norms of the two latents use this whatever rms_norm_eps says.
-_LATENT_NORM_EPS = 1e-6
+LATENT_NORM_EPS = 1e-6
 
 
 def latent_attention(read: ConfigReader) -> LatentAttention:
@@ -30,7 +31,7 @@ def latent_attention(read: ConfigReader) -> LatentAttention:
         nope_dim=nope_dim,
         rope_dim=rope_dim,
         v_dim=read.integer("v_head_dim", 1, 4096),
-        norm_eps=_LATENT_NORM_EPS,
+        norm_eps=LATENT_NORM_EPS,
     )
 
 

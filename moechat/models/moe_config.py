@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from moechat.models.bounds import MAX_EXPERTS_IN_ALL, MAX_SIZE
 from moechat.models.config_reader import ConfigReader
-from moechat.models.decoder_config import MAX_SIZE, num_layers
+from moechat.models.decoder_config import num_layers
 from moechat.models.spec import MoeSpec
-
-# DeepSeek-V3 has 15,616 experts; more than this is a damaged config.
-_MAX_EXPERTS_IN_ALL = 1 << 17
 
 
 def num_experts(read: ConfigReader, key: str) -> int:
     """Experts of a layer, bounded in all."""
     experts = read.integer(key, 1, 4096)
-    if num_layers(read) * experts > _MAX_EXPERTS_IN_ALL:
-        raise read.unsupported(key, f"over {_MAX_EXPERTS_IN_ALL} experts in all")
+    if num_layers(read) * experts > MAX_EXPERTS_IN_ALL:
+        raise read.unsupported(key, f"over {MAX_EXPERTS_IN_ALL} experts in all")
     return experts
 
 
@@ -31,12 +29,12 @@ def softmax_experts(
     )
 
 
-def grouped_experts(read: ConfigReader) -> MoeSpec:
+def grouped_experts(read: ConfigReader, *, groups_required: bool) -> MoeSpec:
     """Sigmoid scores, a correction for the choice, groups of experts: DeepSeek-V3's routing."""
     read.only("scoring_func", "sigmoid")
     read.only("topk_method", "noaux_tc")
     experts = num_experts(read, "n_routed_experts")
-    groups, kept = expert_groups(read, experts)
+    groups, kept = expert_groups(read, experts, required=groups_required)
     if groups > 1 and experts // groups < 2:
         raise read.unsupported("n_group", "a group is scored by its two best experts")
     return MoeSpec(
@@ -52,12 +50,17 @@ def grouped_experts(read: ConfigReader) -> MoeSpec:
     )
 
 
-def expert_groups(read: ConfigReader, experts: int) -> tuple[int, int]:
-    """n_group, and topk_group: how many of them a token may use."""
-    groups = read.integer("n_group", 1, experts, default=1)
+def expert_groups(read: ConfigReader, experts: int, *, required: bool) -> tuple[int, int]:
+    """n_group, and topk_group: how many of them a token may use.
+
+    Without the keys there is one group, unless they are ``required``: where the family's reference
+    has other defaults, a file that does not state them is not understood.
+    """
+    groups = read.integer("n_group", 1, experts, **({} if required else {"default": 1}))
     if experts % groups:
         raise read.unsupported("n_group", f"it must divide the {experts} experts")
-    return groups, read.integer("topk_group", 1, groups, default=groups)
+    optional = groups == 1 and not required
+    return groups, read.integer("topk_group", 1, groups, **({"default": 1} if optional else {}))
 
 
 def shared_size(read: ConfigReader) -> int:

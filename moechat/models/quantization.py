@@ -52,7 +52,6 @@ _HARMLESS = {
         "dataset",
         "disable_exllama",
         "exllama_config",
-        "is_marlin_format",
         "lm_head",
         "max_input_length",
         "meta",
@@ -80,7 +79,7 @@ class Quantization:
 
     ``fp8_block``: rows and columns that share a scale in block FP8. ``group_sizes``: inputs that
     share a scale, as 4-bit formats declare them; 0 is all inputs. ``act_order``: GPTQ inputs are
-    assigned to groups by a stored index.
+    assigned to groups by an index that must be stored.
     """
 
     method: str = ""
@@ -112,16 +111,20 @@ def read_quantization(read: ConfigReader) -> Quantization:
 
 def _fp8(section: ConfigReader) -> Quantization:
     section.only("fmt", "e4m3")
+    section.only("dequantize", False)
     return Quantization(method="fp8", fp8_block=_block(section, "weight_block_size"))
 
 
 def _mxfp4(section: ConfigReader) -> Quantization:
+    section.only("dequantize", False)
     return Quantization(method="mxfp4")
 
 
 def _awq(section: ConfigReader) -> Quantization:
     section.only("bits", 4, required=True)
-    section.only("version", "gemm", "GEMM")
+    for key in ("version", "format", "checkpoint_format"):  # one after another of the tools' names
+        section.only(key, "gemm", "GEMM")
+    section.only("method", "awq")
     section.only("zero_point", True)
     return Quantization(method="awq", group_sizes=(_group_size(section),))
 
@@ -129,7 +132,9 @@ def _awq(section: ConfigReader) -> Quantization:
 def _gptq(section: ConfigReader) -> Quantization:
     section.only("bits", 4, required=True)
     # The later layout stores zero points as they are, the usual one less one.
-    section.only("checkpoint_format", "gptq")
+    for key in ("checkpoint_format", "format", "method"):
+        section.only(key, "gptq")
+    section.only("is_marlin_format", False)  # words permuted for one GPU kernel
     section.only("pack_dtype", "int32")
     section.only("dynamic", {})
     section.boolean("sym", default=True)  # asymmetric or not: the zero points are stored

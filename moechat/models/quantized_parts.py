@@ -35,6 +35,10 @@ class StoredParts:
         self.missing: list[str] = []
         self.taken: set[str] = set()
 
+    def look(self, name: str) -> TensorView | None:
+        """The tensor, or None; it does not count as taken."""
+        return self._tensors.get(name)
+
     def find(self, name: str) -> TensorView | None:
         """The tensor, or None."""
         tensor = self._tensors.get(name)
@@ -151,10 +155,11 @@ def _gptq(
     outputs, inputs = spec.shape
     _check(packed, (_packed(inputs, packed), outputs), ("I32",))
     bound = _with_zeros(spec, "gptq", module, packed, parts, quantization)
+    # Looked at whatever desc_act says, a page a layer: files contradict it, and an order that is
+    # not followed gives wrong numbers without a sign.
     name = module + ".g_idx"
-    if not quantization.act_order:
-        parts.find(name)  # input // group by definition; reading it would cost a page a layer
-        return bound
+    if parts.look(name) is None and not quantization.act_order:
+        return bound  # of early tools, which had no other order
     index = parts.need(name, (inputs,), ("I32",))
     if bound is None or index is None:
         return None

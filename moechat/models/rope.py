@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from moechat.models.bounds import HIGHEST_THETA, LOWEST_THETA, MAX_TOKENS
 from moechat.models.config_reader import ConfigReader
 from moechat.models.spec import Rope
-
-_MAX_TOKENS = 1 << 30
-_LOWEST_THETA, _HIGHEST_THETA = 1.001, 1e12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +73,7 @@ class RopeSettings:
         if not isinstance(self.scaling, Yarn):
             return trained
         stretched = int(self.scaling.factor * self.scaling.original_context_tokens)
-        return min(max(trained, stretched), _MAX_TOKENS)
+        return min(max(trained, stretched), MAX_TOKENS)
 
 
 def read_rope(
@@ -105,7 +103,7 @@ def read_rope_section(
     latent: bool = False,
 ) -> RopeSettings:
     """As read_rope, with the object that holds the scaling given."""
-    base = _either(read, section, "rope_theta", _LOWEST_THETA, _HIGHEST_THETA, theta)
+    base = _either(read, section, "rope_theta", LOWEST_THETA, HIGHEST_THETA, theta)
     low = 1.0 if rotated_share is None else 1e-3
     share = _either(read, section, "partial_rotary_factor", low, 1.0, rotated_share or 1.0)
     scaling = read_scaling(section, latent)
@@ -251,4 +249,4 @@ def _factor(section: ConfigReader) -> float:
 
 
 def _original_context_tokens(section: ConfigReader) -> int:
-    return section.integer("original_max_position_embeddings", 1, _MAX_TOKENS)
+    return section.integer("original_max_position_embeddings", 1, MAX_TOKENS)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from moechat.quantize.decode import Reader, not_finite
+from moechat.quantize.decode import Reader, cannot_quantise
 from moechat.quantize.float_codes import bf16_is_finite, bf16_to_f32, f32_to_bf16
 from moechat.quantize.fp8 import BLOCK, encode_fp8, squares
 from moechat.quantize.int4 import encode_int4
@@ -24,13 +24,69 @@ class Squares(NamedTuple):
     total: float
 
 
+class Piece(NamedTuple):
+    """Bytes at a position of the file that the layer's outputs go to."""
+
+    position: int
+    content: NDArray[Any]
+
+
+class Encoder:
+    """What the tasks of a plan write, without writing it."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._reader = Reader()
+
+    def close(self) -> None:
+        """Close the source's files."""
+        self._reader.close()
+
+    def __call__(self, task: Task) -> tuple[list[Piece], Squares]:
+        """The pieces of one task. Raises CheckpointDamaged for the source."""
+        plan = self._plan.layers[task.layer_index]
+        if task.part is not None:
+            return self._copy(plan, task.part, task.begin, task.end)
+        values_rc = self._reader.values(plan.layer, task.begin, task.end)
+        if plan.action == "int4":
+            int4 = encode_int4(values_rc)
+            pieces = [
+                _rows(plan, 0, task.begin, int4.packed),
+                _rows(plan, 1, task.begin, int4.scale),
+                *_shape(plan, task.begin),
+            ]
+            return pieces, Squares(int4.squared_error, int4.squared_sum)
+        if plan.action == "fp8":
+            fp8 = encode_fp8(values_rc)
+            pieces = [
+                _rows(plan, 0, task.begin, fp8.codes),
+                _rows(plan, 1, task.begin // BLOCK, fp8.scale),
+            ]
+            return pieces, Squares(fp8.squared_error, fp8.squared_sum)
+        codes = f32_to_bf16(values_rc)
+        if not bf16_is_finite(codes):
+            raise cannot_quantise(plan.layer.weight, "values that are too large for BF16")
+        error = squares(bf16_to_f32(codes) - values_rc)
+        return [_rows(plan, 0, task.begin, codes)], Squares(error, squares(values_rc))
+
+    def _copy(
+        self, plan: LayerPlan, part: int, begin: int, end: int
+    ) -> tuple[list[Piece], Squares]:
+        tensor = plan.layer.weight if part == 0 or plan.layer.scale is None else plan.layer.scale
+        content = self._reader.raw(tensor, begin, end)
+        pieces = [Piece(plan.outputs[part].begin_byte + begin, content)]
+        if part == 0:
+            pieces += _shape(plan, begin)
+        return pieces, Squares(0.0, 0.0)
+
+
 class Converter:
     """Carries out tasks of a plan; the files of ``folder`` exist under their temporary names."""
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self._plan = plan
         self._folder = folder
-        self._reader = Reader()
+        self._encode = Encoder(plan)
         self._file: tuple[int, int] | None = None  # shard, descriptor: one open at a time
 
     def __call__(self, task: Task) -> Squares:
@@ -38,52 +94,29 @@ class Converter:
 
         Raises CheckpointDamaged for the source, DoesNotFit or MoechatError for the target.
         """
-        plan = self._plan.layers[task.layer_index]
-        if task.part is not None:
-            return self._copy(plan, task.part, task.begin, task.end)
-        values_rc = self._reader.values(plan.layer, task.begin, task.end)
-        if plan.action == "int4":
-            int4 = encode_int4(values_rc)
-            self._write_rows(plan, 0, task.begin, int4.packed)
-            self._write_rows(plan, 1, task.begin, int4.scale)
-            self._write_shape(plan, task.begin)
-            return Squares(int4.squared_error, int4.squared_sum)
-        if plan.action == "fp8":
-            fp8 = encode_fp8(values_rc)
-            self._write_rows(plan, 0, task.begin, fp8.codes)
-            self._write_rows(plan, 1, task.begin // BLOCK, fp8.scale)
-            return Squares(fp8.squared_error, fp8.squared_sum)
-        codes = f32_to_bf16(values_rc)
-        if not bf16_is_finite(codes):  # too large for BF16
-            raise not_finite(plan.layer.weight)
-        self._write_rows(plan, 0, task.begin, codes)
-        error = squares(bf16_to_f32(codes) - values_rc)
-        return Squares(error, squares(values_rc))
+        pieces, result = self._encode(task)
+        for piece in pieces:
+            self._write(self._plan.layers[task.layer_index].shard, piece)
+        return result
 
-    def _copy(self, plan: LayerPlan, part: int, begin: int, end: int) -> Squares:
-        tensor = plan.layer.weight if part == 0 or plan.layer.scale is None else plan.layer.scale
-        content = self._reader.raw(tensor, begin, end)
-        self._write(plan, plan.outputs[part].begin_byte + begin, content)
-        if part == 0:
-            self._write_shape(plan, begin)
-        return Squares(0.0, 0.0)
-
-    def _write_rows(self, plan: LayerPlan, part: int, first: int, rows: NDArray[Any]) -> None:
-        """Rows of an output from ``first`` on."""
-        row_bytes = rows.shape[1] * rows.itemsize
-        self._write(plan, plan.outputs[part].begin_byte + first * row_bytes, rows)
-
-    def _write_shape(self, plan: LayerPlan, begin: int) -> None:
-        """With the first piece of an INT4 layer, the tensor that holds its shape."""
-        if begin == 0 and len(plan.outputs) == 3:
-            shape = np.array(plan.layer.shape, np.int64)
-            self._write(plan, plan.outputs[2].begin_byte, shape)
-
-    def _write(self, plan: LayerPlan, position: int, content: NDArray[Any]) -> None:
-        path = part_path(self._folder, self._plan.shards[plan.shard].name)
-        if self._file is None or self._file[0] != plan.shard:
+    def _write(self, shard: int, piece: Piece) -> None:
+        path = part_path(self._folder, self._plan.shards[shard].name)
+        if self._file is None or self._file[0] != shard:
             if self._file is not None:
                 os.close(self._file[1])
                 self._file = None
-            self._file = (plan.shard, os.open(path, os.O_WRONLY | os.O_CLOEXEC))
-        write_at(self._file[1], path, position, content.data.cast("B"))
+            self._file = (shard, os.open(path, os.O_WRONLY | os.O_CLOEXEC))
+        write_at(self._file[1], path, piece.position, piece.content.data.cast("B"))
+
+
+def _rows(plan: LayerPlan, part: int, first: int, rows: NDArray[Any]) -> Piece:
+    """Rows of an output from ``first`` on."""
+    row_bytes = rows.shape[1] * rows.itemsize
+    return Piece(plan.outputs[part].begin_byte + first * row_bytes, rows)
+
+
+def _shape(plan: LayerPlan, begin: int) -> list[Piece]:
+    """With the first piece of an INT4 layer, the tensor that holds its shape."""
+    if begin != 0 or len(plan.outputs) != 3:
+        return []
+    return [Piece(plan.outputs[2].begin_byte, np.array(plan.layer.shape, np.int64))]

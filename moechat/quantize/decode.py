@@ -78,7 +78,7 @@ class Reader:
         else:
             values = self._fp8(layer, first, last)
         if not np.isfinite(values).all():
-            raise not_finite(layer.weight)
+            raise _not_finite(layer.weight)
         return values
 
     def _plain(self, tensor: StoredTensor, cols: int, first: int, last: int) -> NDArray[np.float32]:
@@ -96,7 +96,7 @@ class Reader:
         cols, scale = layer.cols, _scale_of(layer)
         codes = self.raw(layer.weight, first * cols, last * cols).reshape(-1, cols)
         if e4m3_has_nan(codes):
-            raise not_finite(layer.weight)
+            raise _not_finite(layer.weight)
         values = e4m3_to_f32(codes)
         if layer.storage == "fp8_channel":
             values *= self._plain(scale, 1, first, last)
@@ -129,18 +129,23 @@ class Reader:
         blocks = layer.weight.array[expert, :, groups]
         exponents = _scale_of(layer).array[expert, :, groups]
         if (exponents == 255).any():
-            raise not_finite(_scale_of(layer))
+            raise _not_finite(_scale_of(layer))
         values = _E2M1_PAIRS[blocks]  # [outputs, groups, 16, 2]
         values *= e8m0_to_f32(exponents)[:, :, None, None]
         transposed: NDArray[np.float32] = np.ascontiguousarray(values.reshape(outputs, -1).T)
         return transposed
 
 
-def not_finite(tensor: StoredTensor) -> CheckpointDamaged:
-    """The error for a weight that is NaN or infinite, or has such a scale."""
+def cannot_quantise(tensor: StoredTensor, holds: str) -> CheckpointDamaged:
+    """The error for a tensor that holds what cannot be quantised."""
     return CheckpointDamaged(
-        f"{tensor.file} cannot be quantised", f"{quoted(tensor.name)} holds NaN or infinite values"
+        f"{tensor.file} cannot be quantised", f"{quoted(tensor.name)} holds {holds}"
     )
+
+
+def _not_finite(tensor: StoredTensor) -> CheckpointDamaged:
+    """The error for a weight that is NaN or infinite, or has such a scale."""
+    return cannot_quantise(tensor, "NaN or infinite values")
 
 
 def _scale_of(layer: Layer) -> StoredTensor:

@@ -8,12 +8,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-from moechat.errors import CheckpointDamaged, ModelNotFound, Usage
+from moechat.errors import ArchitectureUnsupported, CheckpointDamaged, ModelNotFound, Usage
 from moechat.json_file import read_json_object
 from moechat.quantize.fp8 import BLOCK
 from moechat.quantize.int4 import GROUP
 from moechat.quantize.plan import Plan
 from moechat.quantize.target import JOURNAL_NAME, PART_SUFFIX
+from moechat.weights.gguf_find import find_gguf
 from moechat.weights.mapped import Checkpoint
 
 CONFIG_NAME = "config.json"
@@ -31,6 +32,16 @@ _WEIGHT_SUFFIXES = (
     ".pt",
     ".pth",
 )
+
+
+def refuse_gguf(source: Path) -> None:
+    """Raises ArchitectureUnsupported for a GGUF file or a folder that holds nothing else."""
+    if find_gguf(source) is not None:
+        raise ArchitectureUnsupported(
+            f"{source} holds GGUF, which is no source for quantize",
+            "it reads safetensors files and config.json",
+            "Name a folder in Hugging Face layout",
+        )
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -9,12 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from moechat import __version__
+from moechat.quantize.complete import is_complete
 from moechat.quantize.folder_files import (
     CONFIG_NAME,
     new_config,
     new_index,
     other_files,
     read_config,
+    refuse_gguf,
     source_identity,
 )
 from moechat.quantize.journal import Journal
@@ -26,6 +28,8 @@ from moechat.quantize.target import (
     check_space,
     check_target,
     finish_file,
+    is_occupied,
+    occupied,
     part_path,
     write_file,
     writing,
@@ -36,17 +40,19 @@ from moechat.weights.mapped import INDEX_NAME, Checkpoint
 class Job:
     """Writes the model folder ``source`` in the format ``to`` into the new folder ``target``.
 
-    Making one reads headers only and writes nothing. Raises ModelNotFound, CheckpointDamaged or
-    ArchitectureUnsupported for a source that cannot be read, Usage for a target that cannot be one.
+    Making one writes nothing and reads headers only, but for a target that looks complete. Raises
+    ModelNotFound, CheckpointDamaged or ArchitectureUnsupported for a source that cannot be read,
+    Usage for a target that cannot be one.
     """
 
     def __init__(
         self, source: Path, target: Path, to: TargetFormat, *, shard_bytes: int = SHARD_BYTES
     ) -> None:
         self._target = target
+        refuse_gguf(source)
         config = read_config(source)
         check_method(config)
-        check_target(target)
+        check_target(source, target)
         checkpoint = Checkpoint.open(source)
         self._plan = make_plan(read_layers(checkpoint), to, shard_bytes)
         self._copied = other_files(source)
@@ -54,6 +60,9 @@ class Job:
             INDEX_NAME: new_index(self._plan),
             CONFIG_NAME: new_config(config, self._plan),
         }
+        self.is_complete = is_occupied(target)
+        if self.is_complete and not is_complete(target, self._plan, self._copied, self._written):
+            raise occupied(target)
         self._identity = {
             "moechat": __version__,
             "to": to,
@@ -78,7 +87,8 @@ class Job:
     def run(self, on_progress: Callable[[Progress], None]) -> Report | None:
         """Do it, or the rest of it; None when it was cancelled.
 
-        ``on_progress`` is called often, in this thread. Raises DoesNotFit for a disk without room,
+        Not for a target that ``is_complete``: nothing is left to do there. ``on_progress`` is
+        called often, in this thread. Raises DoesNotFit for a disk without room,
         CheckpointDamaged for weights that cannot be read or are not finite, Usage as Journal does.
         After any of them the job can be taken up again.
         """

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from moechat.errors import Usage
 from moechat.json_file import parse_json_object
-from moechat.quantize.target import JOURNAL_NAME, sync_folder, writing
+from moechat.quantize.target import JOURNAL_NAME, make_folder, sync_folder, writing
 
 
 class Record(NamedTuple):
@@ -32,13 +32,13 @@ class Journal:
         """Begin a journal in ``folder``, which is made if need be, or take up the one there.
 
         ``identity`` says which job it is. Raises Usage when the journal there is that of another
-        job, or when another process works on it.
+        job, when another process works on it, or when the folder cannot be made.
         """
         self._num_layers = num_layers
         self.path = folder / JOURNAL_NAME
         self.records: dict[int, Record] = {}
+        make_folder(folder)
         with writing(self.path):
-            folder.mkdir(exist_ok=True)
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 self._take_up(folder, identity)

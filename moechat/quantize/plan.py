@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from moechat.errors import ArchitectureUnsupported
+from moechat.models.bounds import MAX_COLUMNS
 from moechat.quantize.fp8 import BLOCK
 from moechat.quantize.int4 import GROUP
 from moechat.quantize.kinds import is_matrix, is_stacked_experts, module_of
@@ -24,8 +25,6 @@ SHARD_BYTES = 5_000_000_000
 # Weights that are worked on at once, and bytes that are copied at once.
 _CHUNK_WEIGHTS = 1 << 19
 _CHUNK_BYTES = 8 << 20
-# 128 rows of this are 64 MB as float32; the widest public layer has 53,248.
-_MAX_COLS = 1 << 17
 
 
 class OutputTensor(NamedTuple):
@@ -134,9 +133,9 @@ def make_plan(layers: list[Layer], to: TargetFormat, shard_bytes: int = SHARD_BY
 
 def _layer_plan(layer: Layer, to: TargetFormat) -> LayerPlan:
     action = _action(layer, to)
-    if action != "copy" and layer.cols > _MAX_COLS:
+    if action != "copy" and layer.cols > MAX_COLUMNS:
         raise ArchitectureUnsupported(
-            f"{quoted(layer.name)} has {layer.cols} columns", f"quantize takes up to {_MAX_COLS}"
+            f"{quoted(layer.name)} has {layer.cols} columns", f"quantize takes up to {MAX_COLUMNS}"
         )
     name, shape = layer.name, layer.shape
     if action == "bf16":

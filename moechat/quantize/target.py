@@ -79,20 +79,72 @@ def write_file(folder: Path, name: str, content: bytes) -> None:
     finish_file(folder, name)
 
 
-def check_target(folder: Path) -> None:
-    """Usage unless the folder can be made, or is empty, or holds a journal."""
+def check_target(source: Path, folder: Path) -> None:
+    """Usage unless the folder can be made or is one, and neither of the two lies in the other."""
+    try:
+        # The longest name that surely comes into it.
+        os.lstat(part_path(folder, "model-00001-of-00001.safetensors"))
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        raise cannot_be_made(folder, error) from None
     if not os.path.isdir(folder.parent):
         raise Usage(f"{folder} cannot be made", f"there is no folder {folder.parent}")
-    if not os.path.lexists(folder):
-        return
-    if not os.path.isdir(folder):
+    if os.path.lexists(folder) and not os.path.isdir(folder):
         raise Usage(f"{folder} exists and is no folder", next_step="Choose another name")
-    if os.listdir(folder) and not os.path.isfile(folder / JOURNAL_NAME):
+    places = os.path.realpath(source), os.path.realpath(folder)
+    outer = os.path.commonpath(places)
+    if outer in places:
+        relation = "lies in" if outer == places[0] else "holds"
+        if places[0] == places[1]:
+            relation = "is"
         raise Usage(
-            f"{folder} exists and is not empty",
-            "nothing is overwritten",
-            "Choose another folder or remove this one",
+            f"{folder} cannot be the result's folder",
+            f"it {relation} the source {source}, which is only read",
+            "Choose a folder beside it",
         )
+
+
+def is_occupied(folder: Path) -> bool:
+    """Whether the folder holds something, and not a job's journal."""
+    try:
+        return os.path.isdir(folder) and bool(os.listdir(folder)) and not _has_journal(folder)
+    except OSError as error:
+        raise Usage(f"{folder} cannot be read", error.strerror or str(error)) from None
+
+
+def occupied(folder: Path) -> Usage:
+    """The error for a folder that holds something else."""
+    return Usage(
+        f"{folder} exists and is not empty",
+        "nothing is overwritten",
+        "Choose another folder or remove this one",
+    )
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder if it is not there. Raises Usage when that cannot be, DoesNotFit."""
+    try:
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+    except OSError as error:
+        if error.errno in _FULL:
+            with writing(folder):
+                raise
+        raise cannot_be_made(folder, error) from None
+
+
+def cannot_be_made(folder: Path, error: OSError) -> Usage:
+    """The error for a folder that the system does not make."""
+    return Usage(
+        f"{ascii(str(folder))[1:-1][:200]} cannot be made",
+        error.strerror or str(error),
+        "Choose another name or place",
+    )
+
+
+def _has_journal(folder: Path) -> bool:
+    return os.path.isfile(folder / JOURNAL_NAME)
 
 
 def check_space(folder: Path, needed_bytes: int) -> None:

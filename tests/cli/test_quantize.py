@@ -82,6 +82,7 @@ def start_and_wait_for_work(start, target, *flags, **options):
 
 def test_json_report_has_units_and_is_alone_on_stdout(int4_folder):
     target, report = int4_folder
+    assert report["already_complete"] is False
     assert report["to"] == "int4" and Path(report["target"]) == target
     assert report["bytes_before"] == 34_894_924 and report["weight_files"] == 1
     size = (target / "model.safetensors").stat().st_size
@@ -132,6 +133,18 @@ def test_killed_half_way_and_run_again_it_gives_the_same_bytes(start, run, tmp_p
     assert contents(target) == contents(int4_folder[0])
 
 
+def test_a_complete_result_is_left_alone(run, int4_folder):
+    target, before = int4_folder[0], contents(int4_folder[0])
+    code, stdout, stderr = run("quantize", "mini", target, "--to", "int4")
+    assert (code, stderr) == (0, "")
+    assert stdout == f"{target} is complete already; nothing was left to do\n"
+    code, stdout, _ = run("quantize", "mini", target, "--to", "int4", "--json")
+    assert code == 0 and json.loads(stdout)["already_complete"] is True
+    assert contents(target) == before
+    code, stdout, stderr = run("quantize", "mini", target, "--to", "fp8")
+    assert (code, stdout) == (2, "") and "not empty" in stderr
+
+
 def test_interrupted_it_says_how_to_go_on_and_loses_nothing(start, run, tmp_path, int4_folder):
     target = tmp_path / "target"
     process = start_and_wait_for_work(start, target, start_new_session=True)
@@ -157,6 +170,7 @@ def test_interrupted_it_says_how_to_go_on_and_loses_nothing(start, run, tmp_path
         (("mini", "--to", "int4"), 2, "DST"),
         (("nosuch", "{tmp}/new", "--to", "int4"), 3, "known names"),
         (("mini", "{tmp}", "--to", "int4"), 2, "not empty"),
+        (("mini", "{tmp}/" + 300 * "x", "--to", "int4"), 2, "File name too long"),
         (("mini", "{tmp}/no/where", "--to", "int4"), 2, "no folder"),
         (("{tmp}", "{tmp}/new", "--to", "int4"), 3, "config.json"),
     ],

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from moechat.models.bounds import MAX_SIZE
 from moechat.models.config_reader import ConfigReader
-from moechat.models.decoder_config import MAX_SIZE, decoder_spec
+from moechat.models.decoder_config import decoder_spec
 from moechat.models.latent_attention import latent_attention, latent_softmax_scale
 from moechat.models.moe_config import (
     dense_first,
@@ -42,10 +43,13 @@ def _moe(read: ConfigReader) -> MoeSpec:
     # With true, the model's own code would divide and not scale, other implementations scale.
     read.only("norm_topk_prob", False)
     experts = num_experts(read, "n_routed_experts")
-    groups, kept = expert_groups(read, experts)
     read.only("topk_method", "greedy", "group_limited_greedy")
-    if read.text("topk_method") != "group_limited_greedy":
-        groups = kept = 1
+    groups = kept = 1
+    if read.text("topk_method") == "group_limited_greedy":
+        groups, kept = expert_groups(read, experts, required=True)
+    else:
+        for key in ("n_group", "topk_group"):  # not used
+            read.integer(key, 1, experts, default=1)
     return MoeSpec(
         num_experts=experts,
         num_experts_per_token=read.integer("num_experts_per_tok", 1, experts // groups * kept),

@@ -29,6 +29,6 @@ def read_spec(read: ConfigReader, generation: ConfigReader) -> ModelSpec:
         ropes=(rope.rope(attention.rope_dim, interleaved=True),),
         softmax_scale=latent_softmax_scale(attention, rope),
         layers=tuple(LayerSpec(moe=moe) for moe in dense_first(read)),
-        moe=grouped_experts(read),
+        moe=grouped_experts(read, groups_required=True),
     )
     return replace(spec, num_mtp_layers=read.integer("num_nextn_predict_layers", 0, 16, default=0))

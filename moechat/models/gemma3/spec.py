@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from moechat.models.bounds import HIGHEST_THETA, LOWEST_THETA
 from moechat.models.config_reader import ConfigReader
 from moechat.models.decoder_config import grouped_spec, num_layers, sliding_layers, window_size
 from moechat.models.gemma import softcap, with_gemma_scales
@@ -49,7 +50,9 @@ def _ropes(read: ConfigReader) -> tuple[RopeSettings, RopeSettings]:
     """The ropes of full and of sliding layers; rope_parameters may hold one object for each."""
     parameters = read.section("rope_parameters")
     if parameters is None:
-        local = read.number("rope_local_base_freq", 1.001, 1e12, default=_LOCAL_THETA)
+        local = read.number(
+            "rope_local_base_freq", LOWEST_THETA, HIGHEST_THETA, default=_LOCAL_THETA
+        )
         return read_rope(read, theta=_THETA), RopeSettings(theta=local)
     for key in ("rope_scaling", "rope_theta", "rope_local_base_freq"):
         if read.has(key):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from moechat.errors import ArchitectureUnsupported, CheckpointDamaged
 from moechat.models.gguf.config import architecture_of
 from moechat.models.gguf.names import is_skipped, tensor_table
 from moechat.models.gguf.traits import ARCHITECTURES, GGUFSource
+from moechat.models.name_listing import name_listing
 from moechat.models.spec import BoundTensor, Format, ModelSpec, TensorSpec, TensorView
 
 _PLAIN: dict[str, Format] = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
@@ -24,7 +24,6 @@ _MATRIX: dict[str, Format] = {
     "Q6_K": "q6_k",
     "MXFP4": "mxfp4_block",
 }
-_LISTED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,7 @@ def bind_tensors(spec: ModelSpec, source: GGUFSource) -> list[BoundTensor]:
     missing = [entry.name for entry in table if entry.name not in stored]
     left_over = [key for key in stored if key not in known and not is_skipped(spec, traits, key)]
     if missing or left_over:
-        parts = [_listing("missing", missing), _listing("not expected", left_over)]
+        parts = [name_listing("missing", missing), name_listing("not expected", left_over)]
         raise CheckpointDamaged(
             f"the tensors are not those that the GGUF file's metadata describes ({name})",
             "; ".join(part for part in parts if part),
@@ -98,12 +97,3 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
     """The format drops slowest dimensions of size 1, and not every writer does."""
     first = next((axis for axis, size in enumerate(shape) if size != 1), len(shape))
     return shape[first:]
-
-
-def _listing(label: str, names: Sequence[str]) -> str:
-    """ "label: the first few names and how many more", or "" for none."""
-    if not names:
-        return ""
-    shown = ", ".join(ascii(name[:120]) for name in names[:_LISTED])
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return f"{len(names)} {label}: {shown}{more}"

@@ -12,20 +12,17 @@ from typing import Any
 import numpy as np
 
 from moechat.errors import ArchitectureUnsupported, CheckpointDamaged
+from moechat.models.bounds import MAX_LAYERS, MAX_SIZE
 from moechat.models.config_reader import ConfigReader
 from moechat.models.gguf.end_tokens import bos_id, end_ids
 from moechat.models.gguf.rope import read_ropes
 from moechat.models.gguf.routing import read_routing
 from moechat.models.gguf.traits import ARCHITECTURES, GGUFSource, Traits
+from moechat.models.latent_attention import LATENT_NORM_EPS
 from moechat.models.spec import GroupedAttention, LatentAttention, LayerSpec, ModelSpec
 
 # Keys that change nothing in inference.
 _HARMLESS = ("vocab_size", "tensor_data_layout", "rope.scaling.finetuned")
-# The norms of the two latents use this whatever the file says of the others.
-_LATENT_NORM_EPS = 1e-6
-# Bounds that keep a damaged file from asking for absurd tables.
-_MAX_SIZE = 1 << 20
-_MAX_LAYERS = 1024
 _PATTERN = "attention.sliding_window_pattern"
 # Gemma 2 and 3 with 27B parameters, told by their layers, scale scores by hidden size over heads.
 _SCALED_BY_HEADS = {("gemma2", 46), ("gemma3", 62)}
@@ -47,9 +44,9 @@ def read_spec(source: GGUFSource) -> ModelSpec:
     name = architecture_of(source)
     traits, read = ARCHITECTURES[name], _reader(source.metadata, name)
     num_mtp_layers = read.integer("nextn_predict_layers", 0, 16, default=0)
-    num_layers = read.integer("block_count", num_mtp_layers + 1, _MAX_LAYERS) - num_mtp_layers
+    num_layers = read.integer("block_count", num_mtp_layers + 1, MAX_LAYERS) - num_mtp_layers
     num_heads = read.integer("attention.head_count", 1, 4096)
-    hidden_size = read.integer("embedding_length", 1, _MAX_SIZE)
+    hidden_size = read.integer("embedding_length", 1, MAX_SIZE)
     vocab_size = _vocab_size(source)
     attention: LatentAttention | GroupedAttention
     if traits.latent:
@@ -70,7 +67,7 @@ def read_spec(source: GGUFSource) -> ModelSpec:
         hidden_size=hidden_size,
         vocab_size=vocab_size,
         num_heads=num_heads,
-        intermediate_size=read.integer("feed_forward_length", 1, _MAX_SIZE, **dense_size),
+        intermediate_size=read.integer("feed_forward_length", 1, MAX_SIZE, **dense_size),
         attention=attention,
         layers=tuple(
             LayerSpec(
@@ -117,8 +114,8 @@ def _reader(metadata: Mapping[str, Any], name: str) -> ConfigReader:
         if not is_own or (is_array and key == _PATTERN):
             continue
         if is_array:
-            same = 0 < len(value) <= _MAX_LAYERS and bool((value == value[0]).all())
-            value = value[0].item() if same else value[:_MAX_LAYERS].tolist()
+            same = 0 < len(value) <= MAX_LAYERS and bool((value == value[0]).all())
+            value = value[0].item() if same else value[:MAX_LAYERS].tolist()
         values[key] = value
     return ConfigReader(values, f"the GGUF file's {name}.*")
 
@@ -157,20 +154,20 @@ def _latent_attention(read: ConfigReader, num_heads: int) -> tuple[LatentAttenti
     their own for the sizes of a head; in older ones the usual keys hold these.
     """
     read.only("attention.head_count_kv", 1, num_heads)
-    old_key = read.integer("attention.key_length", 1, _MAX_SIZE)
-    old_value = read.integer("attention.value_length", 1, _MAX_SIZE)
+    old_key = read.integer("attention.key_length", 1, MAX_SIZE)
+    old_value = read.integer("attention.value_length", 1, MAX_SIZE)
     head_dim = read.integer("attention.key_length_mla", 1, 4096, default=old_key)
     v_dim = read.integer("attention.value_length_mla", 1, 4096, default=old_value)
     rope_dim = read.integer("rope.dimension_count", 2, 4096)
     if rope_dim % 2 or rope_dim >= head_dim:
         raise read.unsupported("rope.dimension_count", f"it must be even and below {head_dim}")
     attention = LatentAttention(
-        q_lora_rank=read.integer("attention.q_lora_rank", 0, _MAX_SIZE, default=0),
-        kv_lora_rank=read.integer("attention.kv_lora_rank", 1, _MAX_SIZE),
+        q_lora_rank=read.integer("attention.q_lora_rank", 0, MAX_SIZE, default=0),
+        kv_lora_rank=read.integer("attention.kv_lora_rank", 1, MAX_SIZE),
         nope_dim=head_dim - rope_dim,
         rope_dim=rope_dim,
         v_dim=v_dim,
-        norm_eps=_LATENT_NORM_EPS,
+        norm_eps=LATENT_NORM_EPS,
     )
     return attention, rope_dim
 
@@ -187,5 +184,5 @@ def _sliding_layers(
                 f"one for each of the {num_layers} layers is needed",
             )
         return [bool(entry) for entry in stated[:num_layers]]
-    period = read.integer(_PATTERN, 0, _MAX_LAYERS, default=traits.window_period)
+    period = read.integer(_PATTERN, 0, MAX_LAYERS, default=traits.window_period)
     return [period == 0 or layer % period < period - 1 for layer in range(num_layers)]

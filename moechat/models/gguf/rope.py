@@ -6,14 +6,13 @@ import math
 from typing import NamedTuple
 
 from moechat.errors import ArchitectureUnsupported
+from moechat.models.bounds import HIGHEST_THETA, LOWEST_THETA, MAX_TOKENS
 from moechat.models.config_reader import ConfigReader
 from moechat.models.gguf.traits import GGUFSource, Traits
 from moechat.models.rope import Linear, Scaling, Yarn, inverse_frequencies
 from moechat.models.spec import Rope
 
 FACTORS_NAME = "rope_freqs.weight"
-_MAX_TOKENS = 1 << 30
-_LOWEST_THETA, _HIGHEST_THETA = 1.001, 1e12
 
 
 class Ropes(NamedTuple):
@@ -32,24 +31,24 @@ def read_ropes(
     read: ConfigReader, source: GGUFSource, traits: Traits, dims: int, has_windows: bool
 ) -> Ropes:
     """Frequencies for ``dims`` rotated dimensions. Raises ArchitectureUnsupported."""
-    trained = read.integer("context_length", 1, _MAX_TOKENS)
-    theta = read.number("rope.freq_base", _LOWEST_THETA, _HIGHEST_THETA, default=10_000.0)
+    trained = read.integer("context_length", 1, MAX_TOKENS)
+    theta = read.number("rope.freq_base", LOWEST_THETA, HIGHEST_THETA, default=10_000.0)
     scaling = _scaling(read, traits, trained)
     rope = _rope(dims, theta, scaling, traits)
     if FACTORS_NAME in source.tensors and traits.rope_factors:
         rope = _divided(rope, source)
     ropes = [rope]
     window_theta = read.number(
-        "rope.freq_base_swa", 0.0, _HIGHEST_THETA, default=traits.window_theta
+        "rope.freq_base_swa", 0.0, HIGHEST_THETA, default=traits.window_theta
     )
     if has_windows and window_theta:
         window_scaling = None if traits.window_theta else scaling
-        ropes.append(_rope(dims, max(window_theta, _LOWEST_THETA), window_scaling, traits))
+        ropes.append(_rope(dims, max(window_theta, LOWEST_THETA), window_scaling, traits))
     context_tokens, softmax_factor = trained, 1.0
     if isinstance(scaling, Yarn):
         # Files of models that YaRN stretches may still state what they were trained with.
         stretched = int(scaling.factor * scaling.original_context_tokens)
-        context_tokens = min(max(trained, stretched), _MAX_TOKENS)
+        context_tokens = min(max(trained, stretched), MAX_TOKENS)
         softmax_factor = scaling.softmax_factor
     return Ropes(tuple(ropes), len(ropes) - 1, softmax_factor, context_tokens)
 
@@ -67,7 +66,7 @@ def _scaling(read: ConfigReader, traits: Traits, trained: int) -> Scaling | None
     read.only("rope.scaling.type", "none", "linear", "yarn")
     old_factor = read.number("rope.scale_linear", 0.0, 1e6, default=0.0)
     factor = read.number("rope.scaling.factor", 0.0, 1e6, default=old_factor) or 1.0
-    original = read.integer("rope.scaling.original_context_length", 1, _MAX_TOKENS, default=trained)
+    original = read.integer("rope.scaling.original_context_length", 1, MAX_TOKENS, default=trained)
     read.only("rope.scaling.attn_factor", 1.0)
     read.only("rope.scaling.yarn_ext_factor", 1.0, -1.0)
     if factor < 1.0:

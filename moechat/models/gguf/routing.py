@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from moechat.models.bounds import MAX_EXPERTS_IN_ALL, MAX_SIZE
 from moechat.models.config_reader import ConfigReader
 from moechat.models.gguf.traits import GGUFSource, Traits
 from moechat.models.spec import MoeSpec, Scoring
 
-_MAX_SIZE = 1 << 20
-_MAX_EXPERTS_IN_ALL = 1 << 17
 # Layers, hidden size, experts: groups and groups kept of DeepSeek-V3 (and R1) and DeepSeek-V2,
 # whose early files do not state them.
 _KNOWN_GROUPS = {(61, 7168, 256): (8, 4), (60, 5120, 160): (8, 3)}
@@ -35,12 +34,12 @@ def read_routing(
     if not num_experts:
         read.only("expert_used_count", 0)
         for key in ("expert_feed_forward_length", "expert_shared_count"):
-            read.integer(key, 0, _MAX_SIZE, default=0)
+            read.integer(key, 0, MAX_SIZE, default=0)
         return Routing(None, num_layers)
-    if num_layers * num_experts > _MAX_EXPERTS_IN_ALL:
-        raise read.unsupported("expert_count", f"over {_MAX_EXPERTS_IN_ALL} experts in all")
-    dense_size = read.integer("feed_forward_length", 0, _MAX_SIZE, default=0)
-    expert_size = read.integer("expert_feed_forward_length", 1, _MAX_SIZE, default=dense_size)
+    if num_layers * num_experts > MAX_EXPERTS_IN_ALL:
+        raise read.unsupported("expert_count", f"over {MAX_EXPERTS_IN_ALL} experts in all")
+    dense_size = read.integer("feed_forward_length", 0, MAX_SIZE, default=0)
+    expert_size = read.integer("expert_feed_forward_length", 1, MAX_SIZE, default=dense_size)
     groups, groups_kept = _groups(read, num_layers, hidden_size, num_experts)
     available = groups_kept * (num_experts // groups)
     moe = MoeSpec(
@@ -60,7 +59,7 @@ def read_routing(
 def _shared_size(read: ConfigReader, traits: Traits, expert_size: int, dense_size: int) -> int:
     """Rows of the shared expert: several side by side count as one."""
     if traits.shared_gate:
-        return read.integer("expert_shared_feed_forward_length", 1, _MAX_SIZE, default=dense_size)
+        return read.integer("expert_shared_feed_forward_length", 1, MAX_SIZE, default=dense_size)
     return read.integer("expert_shared_count", 0, 64, default=0) * expert_size
 
 
@@ -73,9 +72,10 @@ def _groups(
         raise read.unsupported("expert_group_count", f"it must divide the {num_experts} experts")
     if groups > 1 and num_experts // groups < 2:
         raise read.unsupported("expert_group_count", "a group is scored by its two best experts")
-    default_kept = known_kept if groups == known else groups
-    kept = read.integer("expert_group_used_count", 0, groups, default=default_kept) or groups
-    return groups, kept
+    if groups == 1:
+        return 1, read.integer("expert_group_used_count", 0, 1, default=1) or 1
+    default = {"default": known_kept} if groups == known else {}
+    return groups, read.integer("expert_group_used_count", 1, groups, **default)
 
 
 def _scoring(read: ConfigReader, source: GGUFSource, traits: Traits) -> Scoring:

@@ -25,6 +25,6 @@ def read_spec(read: ConfigReader, generation: ConfigReader) -> ModelSpec:
         "glm4_moe",
         rope=read_rope(read, rotated_share=_ROTATED_SHARE),
         sparse=dense_first(read),
-        moe=grouped_experts(read),
+        moe=grouped_experts(read, groups_required=False),
     )
     return replace(spec, num_mtp_layers=read.integer("num_nextn_predict_layers", 0, 16, default=0))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from moechat.models.bounds import MAX_SIZE
 from moechat.models.config_reader import ConfigReader
-from moechat.models.decoder_config import MAX_SIZE, grouped_spec, no_window
+from moechat.models.decoder_config import grouped_spec, no_window
 from moechat.models.moe_config import softmax_experts, sparse_by_step
 from moechat.models.rope import read_rope
 from moechat.models.spec import ModelSpec

@@ -113,9 +113,49 @@ def test_missing_and_left_over_tensors_are_listed_together_with_counts():
     assert message.count("and 2 more") == 2
 
 
-def test_a_tied_head_that_is_stored_all_the_same_is_not_ignored():
-    message = refused(CheckpointDamaged, BF16, tie_word_embeddings=True)
-    assert "1 not expected: 'lm_head.weight'" in message
+def tied_checkpoint(shape, dtype, change=None, rows=None):
+    """One whose head is stored beside the embedding, equal but for one changed value."""
+    checkpoint, rows = checkpoint_of(BF16), rows or shape[0]
+    embedding = np.random.default_rng(0).integers(0, 2**16, (rows, shape[1]), np.uint16)
+    head = embedding[: shape[0]].copy()
+    if change is not None:
+        head[change, 5] += 1
+    checkpoint.add("model.embed_tokens.weight", "BF16", rows, shape[1], values=embedding)
+    return checkpoint.add("lm_head.weight", dtype, *shape, values=head)
+
+
+@pytest.mark.parametrize("rows", [512, 7])
+def test_a_stored_head_that_repeats_the_embedding_is_skipped(rows):
+    checkpoint = tied_checkpoint((rows, 96), "BF16")
+    changes = {"tie_word_embeddings": True, "vocab_size": rows}
+    bound = bind(BF16, checkpoint, **changes, bos_token_id=0, eos_token_id=1)
+    assert len(bound) == 138 and not any(tensor.spec.role == "head" for tensor in bound)
+    # It is a head of its own as soon as config.json says so.
+    bound = bind(BF16, checkpoint, vocab_size=rows, bos_token_id=0, eos_token_id=1)
+    assert bound[-1].data.name == "lm_head.weight"
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "change"),
+    [(512, "BF16", np.s_[0]), (512, "BF16", np.s_[-1]), (512, "BF16", np.s_[100:300]),
+     (50, "BF16", 31), (512, "F16", None)],
+)  # fmt: skip
+def test_a_tied_head_of_its_own_is_refused_with_what_to_set(rows, dtype, change):
+    checkpoint = tied_checkpoint((rows, 96), dtype, change)
+    changes = {"tie_word_embeddings": True, "vocab_size": rows}
+    message = refused(
+        CheckpointDamaged, BF16, checkpoint, **changes, bos_token_id=0, eos_token_id=1
+    )
+    assert "'lm_head.weight' is not the embedding" in message
+    assert "Set tie_word_embeddings to false" in message
+
+
+def test_a_tied_head_of_another_shape_is_left_over():
+    checkpoint = tied_checkpoint((511, 96), "BF16", rows=512)
+    changes = {"tie_word_embeddings": True, "vocab_size": 512}
+    assert "1 not expected: 'lm_head.weight'" in refused(
+        CheckpointDamaged, BF16, checkpoint, **changes
+    )
 
 
 def test_a_wrong_shape_names_tensor_and_both_shapes():

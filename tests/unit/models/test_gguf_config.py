@@ -94,6 +94,7 @@ def test_values_of_each_layer_must_agree():
         ("qwen3moe", {**MOE, "expert_used_count": 9}, "expert_used_count = 9"),
         ("qwen3moe", {**MOE, "expert_group_count": 3}, "it must divide the 8 experts"),
         ("qwen3moe", {**MOE, "expert_group_count": 8}, "its two best"),
+        ("qwen3moe", {**MOE, "expert_group_count": 2}, "lacks expert_group_used_count"),
         ("qwen3moe", {**MOE, "expert_gating_func": 4}, "expert_gating_func = 4"),
         ("deepseek2", {**LATENT, "rope.dimension_count": 40}, "must be even and below 40"),
         ("deepseek2", {**LATENT, "attention.head_count_kv": 2}, "attention.head_count_kv = 2"),

@@ -127,6 +127,21 @@ def test_orders_that_leave_no_index(actorder):
 
 
 @pytest.mark.parametrize(
+    ("section", "changes"),
+    [
+        (FP8, {"dequantize": False}),
+        (MXFP4, {"dequantize": False}),
+        (AWQ, {"format": "gemm", "method": "awq", "checkpoint_format": "gemm"}),
+        (GPTQ, {"format": "gptq", "method": "gptq", "checkpoint_format": "gptq"}),
+        (GPTQ, {"is_marlin_format": False, "lm_head": False, "meta": {"quantizer": ["x"]}}),
+        (GPTQ, {"something": None}),
+    ],
+)
+def test_what_says_nothing_new_is_accepted(section, changes):
+    assert read(section | changes) == read(section)
+
+
+@pytest.mark.parametrize(
     ("section", "key"),
     [
         ("fp8", "quantization_config"),
@@ -139,6 +154,8 @@ def test_orders_that_leave_no_index(actorder):
         (FP8 | {"weight_block_size": [128, 2**31]}, "weight_block_size"),
         (FP8 | {"weight_block_size": "128x128"}, "weight_block_size"),
         (FP8 | {"bits": 8}, "bits"),
+        (FP8 | {"dequantize": True}, "dequantize"),
+        (MXFP4 | {"dequantize": True}, "dequantize"),
         (MXFP4 | {"bits": 4}, "bits"),
         (AWQ | {"bits": 8}, "bits"),
         (AWQ | {"bits": None}, "bits"),
@@ -150,6 +167,10 @@ def test_orders_that_leave_no_index(actorder):
         (GPTQ | {"bits": 3}, "bits"),
         (GPTQ | {"checkpoint_format": "gptq_v2"}, "checkpoint_format"),
         (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format"),
+        (GPTQ | {"format": "gptq_v2"}, "format"),
+        (GPTQ | {"method": "gptaq"}, "method"),
+        (GPTQ | {"is_marlin_format": True}, "is_marlin_format"),
+        (AWQ | {"format": "gemv"}, "format"),
         (GPTQ | {"dynamic": {"+:.*": {"bits": 8}}}, "dynamic"),
         (GPTQ | {"desc_act": 1}, "desc_act"),
         (GPTQ | {"sym": "yes"}, "sym"),

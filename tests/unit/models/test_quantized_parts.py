@@ -123,22 +123,28 @@ def test_gptq_with_one_group_for_all_inputs():
     assert bound.block == (256, 1)
 
 
-def test_gptqs_index_is_given_only_when_inputs_are_out_of_order():
-    assert bind(gptq(), ACT_ORDER)[0].group_index is None
+@pytest.mark.parametrize("quantization", [GPTQ, ACT_ORDER])
+def test_gptqs_index_is_given_when_inputs_are_out_of_order_whatever_desc_act_says(quantization):
+    assert bind(gptq(), quantization)[0].group_index is None
     shuffled = np.random.default_rng(0).permutation(256).astype(np.int32) // 64
-    bound, _ = bind(gptq(shuffled), ACT_ORDER)
+    bound, _ = bind(gptq(shuffled), quantization)
     assert bound.group_index.name == "x.g_idx"
+
+
+def test_gptqs_index_may_lack_only_without_act_order():
     without = gptq()
     del without.tensors["x.g_idx"]
+    assert bind(without, GPTQ)[0].group_index is None
     assert bind(without, ACT_ORDER)[1] == ["x.g_idx"]
 
 
+@pytest.mark.parametrize("quantization", [GPTQ, ACT_ORDER])
 @pytest.mark.parametrize("bad", [-1, 4, 2**31 - 1])
-def test_an_index_out_of_range_never_reaches_a_kernel(bad):
+def test_an_index_out_of_range_never_reaches_a_kernel(bad, quantization):
     index = np.arange(256, dtype=np.int32) // 64
     index[17] = bad
     with pytest.raises(CheckpointDamaged, match="a group that does not exist"):
-        bind(gptq(index), ACT_ORDER)
+        bind(gptq(index), quantization)
 
 
 @pytest.mark.parametrize("dtype", ["U8", "F8_E8M0"])
@@ -192,6 +198,7 @@ def test_nothing_stored_is_missing_the_plain_weight():
         (awq().add("x.scales", "F16", 2, 48), AWQ),
         (gptq().add("x.qweight", "I32", 256, 6), GPTQ),
         (gptq().add("x.g_idx", "I32", 32), ACT_ORDER),
+        (gptq().add("x.g_idx", "I32", 32), GPTQ),
         (gptq(groups=2), GPTQ),
         (mxfp4().add("x_blocks", "U8", 4, 64, 3, 16), MXFP4),
         (mxfp4().add("x_scales", "U8", 4, 96), MXFP4),
@@ -213,6 +220,7 @@ def test_shapes_that_do_not_fit_are_damage(checkpoint, quantization):
         (int4().add("x.weight_scale", "F8_E4M3", 48, 8), INT4),
         (awq().add("x.scales", "F64", 4, 48), AWQ),
         (gptq().add("x.g_idx", "I64", 256), ACT_ORDER),
+        (gptq().add("x.g_idx", "I64", 256), GPTQ),
         (mxfp4().add("x_blocks", "I8", 4, 96, 2, 16), MXFP4),
     ],
 )

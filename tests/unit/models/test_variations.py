@@ -1,7 +1,7 @@
 """What each family may vary besides what its oracle has, and what of it is refused."""
 
 import pytest
-from fake_checkpoint import config_of
+from fake_checkpoint import NAMES, config_of
 
 from moechat.errors import ArchitectureUnsupported
 from moechat.models.architectures import read_spec, tensor_table
@@ -35,6 +35,35 @@ def test_dense_qwens_slide_from_max_window_layers_on(name):
     types = [SLIDING, FULL, SLIDING]
     assert windows(spec_with(name, **QWEN_WINDOW, layer_types=types)) == [64, 0, 64]
     assert windows(spec_with(name, sliding_window=64, layer_types=[FULL] * 3)) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3"])
+def test_dense_qwens_without_max_window_layers_slide_from_layer_28_on(name):
+    slides = {"use_sliding_window": True, "sliding_window": 64, "num_hidden_layers": 30}
+    spec = spec_with(name, **slides, max_window_layers=ABSENT)
+    assert windows(spec) == [0] * 28 + [64] * 2
+    types = [SLIDING] * 30
+    spec = spec_with(name, **slides, max_window_layers=ABSENT, layer_types=types)
+    assert windows(spec) == [64] * 30
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_settings_of_other_tasks_and_of_the_tokenizer_change_nothing(name):
+    harmless = {
+        "final_logit_softcapping": config_of(name).get("final_logit_softcapping"),
+        "id2label": {"0": "LABEL_0"},
+        "is_decoder": False,
+        "label2id": {"LABEL_0": 0},
+        "max_length": 20,
+        "max_sequence_length": 4096,
+        "return_dict": True,
+        "sep_token_id": None,
+        "some_feature": None,
+        "tokenizer_class": "LlamaTokenizer",
+        "torchscript": False,
+        "unk_token_id": 0,
+    }
+    assert spec_with(name, **harmless) == spec_with(name)
 
 
 @pytest.mark.parametrize(
@@ -79,6 +108,15 @@ def test_dense_qwens_slide_from_max_window_layers_on(name):
         ("glm4_moe", {"partial_rotary_factor": 0.01}, "partial_rotary_factor"),
         ("glm4_moe", {"scoring_func": "softmax"}, "scoring_func"),
         ("glm4_moe", {"n_group": 3}, "n_group"),
+        ("glm4_moe", {"n_group": 2, "topk_group": ABSENT}, "lacks topk_group"),
+        ("glm4_moe", {"is_encoder_decoder": True}, "is_encoder_decoder"),
+        ("deepseek_v3_bf16", {"n_group": ABSENT}, "lacks n_group"),
+        ("deepseek_v3_bf16", {"n_group": None}, "n_group"),
+        ("deepseek_v3_bf16", {"topk_group": ABSENT}, "lacks topk_group"),
+        ("deepseek_v3_bf16", {"n_group": 1, "topk_group": ABSENT}, "lacks topk_group"),
+        ("deepseek_v2_lite_group", {"n_group": ABSENT}, "lacks n_group"),
+        ("deepseek_v2_lite_group", {"topk_group": ABSENT}, "lacks topk_group"),
+        ("llama", {"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
         ("gpt_oss_bf16", {"rope_scaling": None}, "rope_scaling"),
         ("gpt_oss_bf16", {"experts_per_token": 4}, "experts_per_token"),
         ("gpt_oss_bf16", {"sliding_window": None}, "sliding_window"),
@@ -270,3 +308,11 @@ def test_mixtral_names_its_experts_w1_w3_w2():
     assert [names[f"layers.0.experts.3.{part}"] for part in ("gate", "up", "down")] == [
         f"{prefix}{name}.weight" for name in ("w1", "w3", "w2")
     ]
+
+
+def test_one_group_of_experts_is_what_glm_files_without_the_keys_mean():
+    absent = {"n_group": ABSENT, "topk_group": ABSENT}
+    assert spec_with("glm4_moe", **absent) == spec_with("glm4_moe")
+    moe = spec_with("deepseek_v3_bf16", n_group=1, topk_group=1).moe
+    assert (moe.num_groups, moe.num_groups_kept) == (1, 1)
+    assert spec_with("deepseek_v2_lite_greedy", **absent) == spec_with("deepseek_v2_lite_greedy")

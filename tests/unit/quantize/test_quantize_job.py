@@ -248,9 +248,11 @@ def test_tensors_without_elements_are_kept(tmp_path, convert):
         assert stored(tmp_path / to) == stored(folder)
 
 
-def test_absurdly_wide_layers_are_refused(tmp_path):
+def test_layers_wider_than_the_engine_takes_are_refused(tmp_path):
     name = LAYER + "self_attn.q_proj.weight"
-    folder = write_checkpoint(tmp_path / "source", {name: plain(normal(1, 1, (1 << 17) + 32))})
+    folder = write_checkpoint(tmp_path / "widest", {name: plain(normal(1, 1, 65_536))})
+    Job(folder, tmp_path / "target", "int4")
+    folder = write_checkpoint(tmp_path / "source", {name: plain(normal(1, 1, 65_536 + 32))})
     with pytest.raises(ArchitectureUnsupported, match=name):
         Job(folder, tmp_path / "target", "int4")
 
@@ -269,8 +271,9 @@ def test_nan_names_the_tensor_and_leaves_no_model(tmp_path, convert, to):
 def test_what_bf16_cannot_hold_is_an_error(tmp_path, convert):
     name = LAYER + "self_attn.q_proj.weight"
     folder = write_checkpoint(tmp_path / "source", {name: ("F32", np.full((4, 4), 3.4e38, "f4"))})
-    with pytest.raises(CheckpointDamaged, match=name):
+    with pytest.raises(CheckpointDamaged, match=name) as caught:
         convert(folder, tmp_path / "target", "bf16")
+    assert "too large for BF16" in caught.value.why
 
 
 def test_a_target_that_is_in_use_is_never_touched(tmp_path, source):
@@ -291,16 +294,95 @@ def test_an_empty_folder_may_be_the_target(tmp_path, source, convert):
     assert convert(source, tmp_path / "target", "bf16")
 
 
-def test_a_target_inside_the_source_is_fine(source, convert):
-    assert convert(source, source / "int4", "int4").bytes_after > 0
+@pytest.mark.parametrize("where", ["source", "source/int4", "link/int4", ".", "link"])
+def test_source_and_target_do_not_lie_in_each_other(tmp_path, source, where):
+    (tmp_path / "link").symlink_to(source)
+    before = sorted(os.listdir(source))
+    with pytest.raises(Usage, match="source, which is only read"):
+        Job(source, tmp_path / where, "int4")
+    assert sorted(os.listdir(source)) == before
+
+
+def test_a_folder_beside_the_source_with_a_similar_name_is_fine(source, convert):
+    assert convert(source, source.with_name("source-int4"), "int4").bytes_after > 0
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "/".join(["y" * 200] * 25), "loop/x"])
+def test_a_name_that_cannot_be_made_is_named_with_the_reason(tmp_path, source, name):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(Usage, match=r"too long|Too many levels|no folder") as caught:
+        Job(source, tmp_path / name, "int4")
+    assert len(caught.value.message) < 500 and "Errno" not in caught.value.message
+
+
+def test_what_the_system_does_not_make_is_told_with_its_reason(tmp_path, source, monkeypatch):
+    def refuse(path, *arguments, **options):
+        raise PermissionError(13, "Permission denied")
+
+    job = Job(source, tmp_path / "target", "int4")
+    monkeypatch.setattr("pathlib.Path.mkdir", refuse)
+    with pytest.raises(Usage, match="cannot be made: Permission denied"):
+        job.run(lambda progress: None)
+
+
+@pytest.mark.parametrize("what", ["file", "folder", "folder with config"])
+def test_gguf_is_told_to_be_no_source(tmp_path, what):
+    (tmp_path / "in").mkdir()
+    file = tmp_path / "in" / "model.gguf"
+    file.write_bytes(b"GGUF")
+    if what == "folder with config":
+        (tmp_path / "in" / "config.json").write_text("{}")
+    with pytest.raises(ArchitectureUnsupported, match="GGUF, which is no source for quantize"):
+        Job(file if what == "file" else file.parent, tmp_path / "target", "int4")
+
+
+@pytest.mark.parametrize("to", ["int4", "fp8", "bf16"])
+def test_a_complete_result_is_known_again(tmp_path, source, convert, to):
+    assert not Job(source, tmp_path / "target", to, shard_bytes=60_000).is_complete
+    convert(source, tmp_path / "target", to)
+    assert Job(source, tmp_path / "target", to, shard_bytes=60_000).is_complete
+
+
+@pytest.mark.parametrize(
+    "what", ["format", "shards", "more", "less", "copied", "config", "a weight", "header", "source"]
+)
+def test_the_result_of_another_job_is_not_taken_for_complete(tmp_path, source, convert, what):
+    target, to, shard_bytes = tmp_path / "target", "int4", 60_000
+    convert(source, target, to)
+    shard = target / "model-00002-of-00003.safetensors"
+    if what == "format":
+        to = "fp8"
+    elif what == "shards":
+        shard_bytes = 10**9
+    elif what == "more":
+        (target / "mine").write_text("x")
+    elif what == "less":
+        (target / "LICENSE").unlink()
+    elif what == "copied":
+        (target / "LICENSE").write_text("mine!")
+    elif what == "config":
+        (target / "config.json").write_text("{}")
+    elif what == "a weight":
+        shard.write_bytes(shard.read_bytes()[:-1] + b"x")
+    elif what == "header":
+        shard.write_bytes(shard.read_bytes().replace(b"BF16", b"F016", 1))
+    else:  # as a fine-tune of the same model
+        path = source / "model-00003-of-00003.safetensors"
+        path.write_bytes(path.read_bytes()[:-2] + b"\x12\x34")
+    before = {path.name: path.read_bytes() for path in target.iterdir()}
+    with pytest.raises(Usage, match="exists and is not empty"):
+        Job(source, target, to, shard_bytes=shard_bytes)
+    assert {path.name: path.read_bytes() for path in target.iterdir()} == before
 
 
 def test_a_folder_that_is_no_model_is_named(tmp_path):
+    folder = tmp_path / "in"
+    folder.mkdir()
     with pytest.raises(ModelNotFound, match=r"no config\.json"):
-        Job(tmp_path, tmp_path / "target", "int4")
-    (tmp_path / "config.json").write_text("{}")
+        Job(folder, tmp_path / "target", "int4")
+    (folder / "config.json").write_text("{}")
     with pytest.raises(ModelNotFound, match="no weights"):
-        Job(tmp_path, tmp_path / "target", "int4")
+        Job(folder, tmp_path / "target", "int4")
 
 
 def test_too_small_a_disk_is_told_in_numbers_before_anything_is_written(
