@@ -10,6 +10,10 @@
 Needs moechat here and the converter's packages there. Each folder of tests/fixtures/oracle is
 converted to F32 and to BF16 by convert_hf_to_gguf.py as it is; only its vocabulary step is
 replaced, since the folders have no tokenizer: made-up tokens, and the ids of config.json.
+
+The converter drops three settings that the real models of a kind share, and these tiny ones do
+not. A row "... stated" is the same with those written into the file as well.
+
 A row holds the largest difference of logits from transformers' in float32 (last position of three
 prompts, all positions of one) and whether the three greedy continuations of 24 tokens are equal.
 """
@@ -29,7 +33,21 @@ BOUND = 1e-3
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def convert(tree: Path, folder: Path, target: Path, type_: str) -> None:
+def _dropped(config: dict[str, Any]) -> dict[str, float | list[bool]]:
+    """What the converter leaves out: the scale of Gemma's scores, its pattern, a window."""
+    kind, keys = config["model_type"], {}
+    if kind.startswith("gemma"):
+        keys["attention.scale"] = config["query_pre_attn_scalar"] ** -0.5
+    if "sliding_window_pattern" in config:
+        period = config["sliding_window_pattern"]
+        slides = [bool((layer + 1) % period) for layer in range(config["num_hidden_layers"])]
+        keys["attention.sliding_window_pattern"] = slides
+    if kind == "mistral" and config["sliding_window"]:
+        keys["attention.sliding_window"] = config["sliding_window"]
+    return keys
+
+
+def convert(tree: Path, folder: Path, target: Path, type_: str, stated: bool) -> None:
     """Run the converter of ``tree`` in this process; for the interpreter that has its packages."""
     sys.path[:0] = [str(tree), str(tree / "gguf-py")]
     import convert_hf_to_gguf as converter  # type: ignore[import-not-found]
@@ -46,6 +64,9 @@ def convert(tree: Path, folder: Path, target: Path, type_: str) -> None:
         writer.add_token_merges(["a b"])
         ends = config.get("eos_token_id")
         writer.add_eos_token_id(ends[0] if isinstance(ends, list) else ends)
+        for key, value in _dropped(config).items() if stated else ():
+            add = {float: writer.add_float32, int: writer.add_uint32, list: writer.add_array}
+            add[type(value)](f"{writer.arch}.{key}", value)
 
     def with_made_up_vocabulary(*arguments: Any, **options: Any) -> Any:
         model_class = found(*arguments, **options)
@@ -82,6 +103,7 @@ def compare(file: Path, folder: Path) -> tuple[float, bool]:
         for prompt in range(3):
             ids = want[f"prompt_{prompt}_ids"].tolist()
             logits = engine.session().extend(ids)
+            assert logits is not None
             pairs = [(logits[-1], want[f"prompt_{prompt}_last_logits"])]
             if prompt == 1:
                 pairs.append((logits, want["all_logits"]))
@@ -92,21 +114,22 @@ def compare(file: Path, folder: Path) -> tuple[float, bool]:
     return difference, equal
 
 
-def row(name: str, folder: Path, scratch: Path, tree: Path, python: str) -> str:
+def row(folder: Path, links: Path, tree: Path, python: str, stated: bool) -> str:
     """One line of the table: converted and compared in both types."""
-    links, cells = prepared(folder, scratch / name), []
+    name, cells = f"{folder.name}{' stated' if stated else ''}", []
     for type_ in TYPES:
-        target = scratch / f"{name}-{type_}.gguf"
+        target = links.parent / f"{name.replace(' ', '-')}-{type_}.gguf"
         command = [python, __file__, str(tree), "--convert", str(links), str(target), type_]
+        command += ["--stated"] if stated else []
         run = subprocess.run(command, capture_output=True, text=True)
         if run.returncode:
-            return f"{name:26}refused: {run.stderr.strip().splitlines()[-1]}"
+            return f"{name:27}refused: {run.stderr.strip().splitlines()[-1]}"
         try:
             difference, equal = compare(target, folder)
         except Exception as error:
-            return f"{name:26}accepted; moechat: {error!r}"
+            return f"{name:27}accepted; moechat: {error!r}"
         cells.append(f"{difference:9.1e}{'' if difference <= BOUND else ' !':3}{equal!s:8}")
-    return f"{name:26}yes      {''.join(cells)}"
+    return f"{name:27}yes      {''.join(cells)}"
 
 
 def main() -> None:
@@ -116,20 +139,25 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="FOLDER")
     parser.add_argument("--python", default=sys.executable, help="has the converter's packages")
     parser.add_argument("--keep", type=Path, help="folder to leave the GGUF files in")
+    parser.add_argument("--stated", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--convert", nargs=3, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     if arguments.convert:
         folder, target, type_ = arguments.convert
-        convert(arguments.tree, Path(folder), Path(target), type_)
+        convert(arguments.tree, Path(folder), Path(target), type_, arguments.stated)
         return
     sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
     from oracles import ORACLE_NAMES, oracle_folder  # type: ignore[import-not-found]
 
-    print(f"{'folder':26}accepted {'F32':>9}   {'greedy':8}{'BF16':>9}   greedy")
+    print(f"{'folder':27}accepted {'F32':>9}   {'greedy':8}{'BF16':>9}   greedy")
     with tempfile.TemporaryDirectory() as scratch:
         place = arguments.keep or Path(scratch)
         for name in arguments.names or ORACLE_NAMES:
-            print(row(name, oracle_folder(name), place, arguments.tree, arguments.python))
+            folder = oracle_folder(name)
+            links = prepared(folder, place / name)
+            dropped = _dropped(json.loads((folder / "config.json").read_text()))
+            for stated in (False, True) if dropped else (False,):
+                print(row(folder, links, arguments.tree, arguments.python, stated))
 
 
 if __name__ == "__main__":
