@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -18,11 +18,20 @@ from moechat.cli.interrupt import Interrupt
 from moechat.cli.list import format_bytes
 
 if TYPE_CHECKING:
+    from moechat.quantize.plan import TargetFormat
     from moechat.quantize.report import Report
     from moechat.quantize.run import Progress
 
+_FORMATS = ("int4", "fp8", "bf16")
 _REFRESH_SECONDS = 0.1
 _SHOWN_LEFT = 5
+
+
+def _parse_format(text: str) -> str:
+    if text not in _FORMATS:
+        raise typer.BadParameter(f"{text[:40]!a} is not one of {', '.join(_FORMATS)}")
+    return text
+
 
 SourceArgument = Annotated[
     str,
@@ -36,7 +45,7 @@ ToFormat = Annotated[
     str,
     typer.Option(
         "--to",
-        parser=options._choice("int4", "fp8", "bf16"),
+        parser=_parse_format,
         metavar="int4|fp8|bf16",
         help="The format to write.",
     ),
@@ -70,12 +79,11 @@ def quantize(
     kind of tensor: root mean square of the change, relative to that of the weights.
     """
     from moechat.quantize.job import Job
-    from moechat.quantize.plan import TARGET_FORMATS
     from moechat.registry import load_registry
 
     folder = load_registry().resolve(source).path
-    format_ = next(known for known in TARGET_FORMATS if known == to)
-    job = Job(folder, Path(os.path.abspath(os.path.expanduser(target))), format_)
+    destination = Path(os.path.abspath(os.path.expanduser(target)))
+    job = Job(folder, destination, cast("TargetFormat", to))
     with (
         Interrupt() as interrupt,
         interrupt.cancels(job.cancel),
@@ -170,6 +178,8 @@ class _ProgressBar:
             tensors="",
         )
         self._bar.start()
+        # A second Ctrl-C ends the process at once, and must not leave the cursor hidden.
+        self._bar.console.show_cursor(True)
 
 
 def _lines(report: Report, target: Path) -> list[str]:

@@ -12,9 +12,8 @@ from moechat.errors import CheckpointDamaged, ModelNotFound, Usage
 from moechat.json_file import read_json_object
 from moechat.quantize.fp8 import BLOCK
 from moechat.quantize.int4 import GROUP
-from moechat.quantize.journal import JOURNAL_NAME
 from moechat.quantize.plan import Plan
-from moechat.quantize.target import PART_SUFFIX
+from moechat.quantize.target import JOURNAL_NAME, PART_SUFFIX
 from moechat.weights.mapped import Checkpoint
 
 CONFIG_NAME = "config.json"

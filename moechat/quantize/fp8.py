@@ -64,4 +64,4 @@ def _block_scales(tile_rc: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def squares(values: NDArray[np.float32]) -> float:
     """The sum of squares, in float64."""
-    return float(np.sum(np.square(values), dtype=np.float64))
+    return float(np.sum(np.square(values, dtype=np.float64)))

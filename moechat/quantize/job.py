@@ -23,8 +23,8 @@ from moechat.quantize.report import Report, report_kinds
 from moechat.quantize.run import Progress, Run
 from moechat.quantize.source import check_method, read_layers
 from moechat.quantize.target import (
-    check_parent,
     check_space,
+    check_target,
     finish_file,
     part_path,
     write_file,
@@ -46,7 +46,7 @@ class Job:
         self._target = target
         config = read_config(source)
         check_method(config)
-        check_parent(target)
+        check_target(target)
         checkpoint = Checkpoint.open(source)
         self._plan = make_plan(read_layers(checkpoint), to, shard_bytes)
         self._copied = other_files(source)
@@ -84,7 +84,7 @@ class Job:
         """
         began = time.monotonic()
         check_space(self._target, self.needed_bytes)
-        journal = Journal(self._target, self._identity)
+        journal = Journal(self._target, self._identity, len(self._plan.layers))
         try:
             run = Run(self._plan, self._target, journal, on_progress, self._cancelled.is_set)
             if not run.work_off():

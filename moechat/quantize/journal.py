@@ -14,9 +14,7 @@ from typing import NamedTuple
 
 from moechat.errors import Usage
 from moechat.json_file import parse_json_object
-from moechat.quantize.target import sync_folder, writing
-
-JOURNAL_NAME = "quantize.journal"
+from moechat.quantize.target import JOURNAL_NAME, sync_folder, writing
 
 
 class Record(NamedTuple):
@@ -30,22 +28,17 @@ class Record(NamedTuple):
 class Journal:
     """The journal of one job, locked against other processes while it is open."""
 
-    def __init__(self, folder: Path, identity: dict[str, str]) -> None:
+    def __init__(self, folder: Path, identity: dict[str, str], num_layers: int) -> None:
         """Begin a journal in ``folder``, which is made if need be, or take up the one there.
 
-        ``identity`` says which job it is. Raises Usage when the folder holds anything but a partial
-        result of that job, or when another process works on it.
+        ``identity`` says which job it is. Raises Usage when the journal there is that of another
+        job, or when another process works on it.
         """
+        self._num_layers = num_layers
         self.path = folder / JOURNAL_NAME
         self.records: dict[int, Record] = {}
         with writing(self.path):
             folder.mkdir(exist_ok=True)
-            if not self.path.exists() and os.listdir(folder):
-                raise Usage(
-                    f"{folder} exists and is not empty",
-                    "nothing is overwritten",
-                    "Choose another folder or remove this one",
-                )
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 self._take_up(folder, identity)
@@ -94,11 +87,22 @@ class Journal:
         first, *lines = whole.splitlines()
         self._check_identity(folder, first, identity)
         for line in lines:
-            try:
-                record = Record(*json.loads(line))
-            except (ValueError, TypeError):
-                raise self._foreign(folder, "a line of it cannot be read") from None
+            record = self._record(line)
+            if record is None:
+                raise self._foreign(folder, "a line of its journal cannot be read")
             self.records[record.layer_index] = record
+
+    def _record(self, line: bytes) -> Record | None:
+        """The record in a line; None when it is none of this job's."""
+        try:
+            index, squared_error, squared_sum = json.loads(line)
+        except (ValueError, TypeError):
+            return None
+        if type(index) is not int or not 0 <= index < self._num_layers:
+            return None
+        if type(squared_error) is not float or type(squared_sum) is not float:
+            return None
+        return Record(index, squared_error, squared_sum)
 
     def _check_identity(self, folder: Path, line: bytes, identity: dict[str, str]) -> None:
         try:

@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 from moechat.errors import ArchitectureUnsupported
 from moechat.quantize.fp8 import BLOCK
@@ -18,12 +18,11 @@ from moechat.weights.mapped import StoredTensor
 from moechat.weights.safetensors_header import ELEMENT_BYTES, quoted
 
 TargetFormat = Literal["int4", "fp8", "bf16"]
-TARGET_FORMATS: tuple[TargetFormat, ...] = get_args(TargetFormat)
 Action = Literal["copy", "int4", "fp8", "bf16"]
 
 SHARD_BYTES = 5_000_000_000
 # Weights that are worked on at once, and bytes that are copied at once.
-_CHUNK_WEIGHTS = 1 << 20
+_CHUNK_WEIGHTS = 1 << 19
 _CHUNK_BYTES = 8 << 20
 # 128 rows of this are 64 MB as float32; the widest public layer has 53,248.
 _MAX_COLS = 1 << 17

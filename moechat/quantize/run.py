@@ -65,6 +65,10 @@ class Run:
             if not self._named[shard] and not self._part_holds_records(shard):
                 for index in self._shard_layers[shard]:
                     journal.records.pop(index, None)
+        # Layers that a file still lacks.
+        self._missing = [
+            sum(index not in journal.records for index in layers) for layers in self._shard_layers
+        ]
         self._open: dict[int, _OpenLayer] = {}
         self._pending: dict[int, Record] = {}  # finished, not yet in the journal
         self._pending_bytes = 0
@@ -131,9 +135,7 @@ class Run:
         total = math.fsum(squares.total for squares in state.squares)
         self._pending[index] = Record(index, error, total)
         self._pending_bytes += stored_bytes
-
-    def _is_done(self, index: int) -> bool:
-        return index in self._pending or index in self._journal.records
+        self._missing[self._plan.layers[index].shard] -= 1
 
     def _commit(self) -> None:
         """Bring finished layers to disk, then note them."""
@@ -151,7 +153,7 @@ class Run:
         self._committed_at = time.monotonic()
 
     def _name_if_whole(self, shard: int) -> None:
-        if self._named[shard] or not all(map(self._is_done, self._shard_layers[shard])):
+        if self._named[shard] or self._missing[shard]:
             return
         self._commit()
         name, file_bytes = self._plan.shards[shard].name, self._plan.shards[shard].file_bytes

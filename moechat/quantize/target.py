@@ -11,6 +11,7 @@ from pathlib import Path
 from moechat.errors import DoesNotFit, MoechatError, Usage
 
 PART_SUFFIX = ".part"
+JOURNAL_NAME = "quantize.journal"
 RESUME = "The same command goes on where this one stopped"
 # Kept back: what the file system itself needs, and others who write meanwhile.
 _MARGIN_BYTES, _MARGIN_FRACTION = 16_000_000, 0.01
@@ -78,12 +79,20 @@ def write_file(folder: Path, name: str, content: bytes) -> None:
     finish_file(folder, name)
 
 
-def check_parent(folder: Path) -> None:
-    """Usage unless the folder exists or could be made."""
+def check_target(folder: Path) -> None:
+    """Usage unless the folder can be made, or is empty, or holds a journal."""
     if not os.path.isdir(folder.parent):
         raise Usage(f"{folder} cannot be made", f"there is no folder {folder.parent}")
-    if os.path.lexists(folder) and not os.path.isdir(folder):
-        raise Usage(f"{folder} exists and is no folder", next_step="Choose another one")
+    if not os.path.lexists(folder):
+        return
+    if not os.path.isdir(folder):
+        raise Usage(f"{folder} exists and is no folder", next_step="Choose another name")
+    if os.listdir(folder) and not os.path.isfile(folder / JOURNAL_NAME):
+        raise Usage(
+            f"{folder} exists and is not empty",
+            "nothing is overwritten",
+            "Choose another folder or remove this one",
+        )
 
 
 def check_space(folder: Path, needed_bytes: int) -> None:
@@ -94,7 +103,9 @@ def check_space(folder: Path, needed_bytes: int) -> None:
     present_bytes = 0
     if folder.is_dir():
         with os.scandir(folder) as entries:
-            present_bytes = sum(entry.stat().st_blocks * 512 for entry in entries)
+            present_bytes = sum(
+                entry.stat(follow_symlinks=False).st_blocks * 512 for entry in entries
+            )
     margin_bytes = _MARGIN_BYTES + int(needed_bytes * _MARGIN_FRACTION)
     missing_bytes = needed_bytes + margin_bytes - free_bytes - present_bytes
     if missing_bytes > 0:

@@ -3,7 +3,8 @@
 // spelled out in weight_at.h.
 //
 // Decoder<format>: `tile(row, col, out)` with the first byte of the stored row and the tile's first
-// column; `kScaling` says what else a value needs, and with kBlock `scale(row, col)` gives it.
+// column; `kScaling` says what else a value needs, and with kBlock `scale(row, col)` gives it. FP8's
+// NaN codes need to become NaN only where kNaN.
 
 constexpr int64_t kTile = 32;
 constexpr int kTileLanes = kTile / kLanes;
@@ -12,7 +13,7 @@ enum class Scaling {
   kNone,    // lanes are values
   kGrid,    // times the grid's scale, times kGain
   kBlock,   // times the scale inside the block of kTile columns
-  kColumn,  // gemv_transposed only: code, to which each column's scale and zero are applied
+  kColumn,  // codes, to which each column's scale and zero point are applied
 };
 
 // Lane i's nibble stands at bit 4 i of an int32 of eight.
@@ -34,7 +35,8 @@ struct Decoder<Format::kF32> {
   template <bool kNaN>
   [[gnu::always_inline]] static void tile(const uint8_t* row, int64_t col, Lanes* out) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kTileLanes; ++v) out[v] = from_bits(load_words(row + 4 * (col + v * kLanes)));
+    for (int v = 0; v < kTileLanes; ++v)
+      out[v] = from_bits(load_words(row + 4 * (col + v * kLanes)));
   }
 };
 
@@ -92,22 +94,28 @@ struct Decoder<Format::kInt4> {
   }
 };
 
+// Of kAWQ and kGPTQ, `codes` gives lane vector v of a tile of stored row n, whose bytes begin at p,
+// and `zeros` those of kLanes columns.
 template <>
 struct Decoder<Format::kAWQ> {
   static constexpr Scaling kScaling = Scaling::kColumn;
-  // Codes of 8 columns an int32.
-  [[gnu::always_inline]] static Ints codes(const uint8_t* p) {
+  [[gnu::always_inline]] static Ints zeros(const uint8_t* p) {
     Ints shifts;
     for (int i = 0; i < kLanes; ++i) shifts[i] = static_cast<uint32_t>(i % 8 / 2 * 4 + i % 2 * 16);
     return (words_of_nibbles(p) >> shifts) & 15u;
   }
-  [[gnu::always_inline]] static Ints zeros(const uint8_t* p) { return codes(p); }
+  [[gnu::always_inline]] static Ints codes(const uint8_t* p, int v, int64_t) {
+    return zeros(p + v * kLanes / 2);
+  }
 };
 
 template <>
 struct Decoder<Format::kGPTQ> {
   static constexpr Scaling kScaling = Scaling::kColumn;
   [[gnu::always_inline]] static Ints zeros(const uint8_t* p) { return (nibbles(p) & 15u) + 1u; }
+  [[gnu::always_inline]] static Ints codes(const uint8_t* p, int v, int64_t n) {
+    return load_words(p + v * kLanes * 4) >> static_cast<uint32_t>(n % 8 * 4) & 15u;
+  }
 };
 
 template <>
@@ -283,10 +291,4 @@ template <Format kFormat, bool kNaN>
     Decoder<kFormat>::template tile<kNaN>(bytes, 0, out);
     for (int v = 0; v < kTileLanes; ++v) out[v] = keep_first(out[v], n - v * kLanes);
   }
-}
-
-// Whether gemv and gemm have a decoder here. Rows of the other matrices are stored the other way
-// round, and their products are the transposed one; what is left takes the reference kernels.
-[[gnu::always_inline]] inline bool row_decoders(const MatrixView& w) {
-  return w.col_step == 1 && w.format != Format::kAWQ && w.format != Format::kGPTQ;
 }

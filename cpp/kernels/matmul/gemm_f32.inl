@@ -6,61 +6,21 @@ constexpr int64_t kDepth = 256;                    // columns packed at a time
 constexpr int64_t kPanels = 256 / kPanel;          // panels packed at a time
 constexpr int64_t kChunk = 120;                    // rows of x copied at a time
 
-// tile[v][i] = lanes of columns [k, k + count) of stored row `row` + i, values; zeros for rows from
-// row_end on.
-template <Format kFormat>
-[[gnu::always_inline]] inline void decode_rows(const MatrixView& w, int64_t row, int64_t row_end,
-                                               int64_t k, int64_t count, const Lanes* scale,
-                                               Lanes (*tile)[kLanes]) {
-  for (int i = 0; i < kLanes; ++i) {
-    Lanes out[kTileLanes];
-    const uint8_t* data = w.data + (row + i) * w.row_stride_bytes;
-    if (row + i < row_end) decode_tile<kFormat, true>(data, k, count, out);
-#pragma GCC unroll 4
-    for (int v = 0; v < kTileLanes; ++v) {
-      if (row + i >= row_end)
-        tile[v][i] = zero();
-      else if constexpr (Decoder<kFormat>::kScaling == Scaling::kGrid)
-        tile[v][i] = mul(out[v], scale[i]);
-      else if constexpr (Decoder<kFormat>::kScaling == Scaling::kBlock)
-        tile[v][i] = mul(out[v], broadcast(Decoder<kFormat>::scale(data, k)));
-      else
-        tile[v][i] = out[v];
-    }
-  }
-}
-
-// packed[k - k0][n] = W[row + n][k] for n < kPanel, zeros for rows beyond row_end. `g` is the group
-// of k0 and is left at that of the last column.
-template <Format kFormat>
+// packed[k - k0][n] = W[row + n][k] for n < kPanel, zeros for rows from row_end on. `rows` has room
+// for kPanel rows of kDepth.
 void pack_panel(const MatrixView& w, int64_t row, int64_t row_end, int64_t k0, int64_t depth,
-                Groups& g, float* packed) {
-  const Groups start = g;
-  for (int64_t n = 0; n < kPanel; n += kLanes) {
-    g = start;
-    for (int64_t k = k0; k < k0 + depth;) {
-      if (k == g.end) g.next();
-      const int64_t end = g.end < k0 + depth ? g.end : k0 + depth;
-      Lanes scale[kLanes];
-      if constexpr (Decoder<kFormat>::kScaling == Scaling::kGrid)
-        for (int i = 0; i < kLanes; ++i)
-          if (row + n + i < row_end)
-            scale[i] = broadcast(Decoder<kFormat>::kGain * load_scale(w.scale_type,
-                                                                      scale_row(w, row + n + i),
-                                                                      g.scale_index));
-      for (; k < end; k += kTile) {
-        const int64_t count = end - k < kTile ? end - k : kTile;
-        Lanes tile[kTileLanes][kLanes];
-        decode_rows<kFormat>(w, row + n, row_end, k, count, scale, tile);
-        for (int v = 0; v < kTileLanes; ++v) {
-          transpose(tile[v]);
-          for (int64_t i = 0; i < kLanes && v * kLanes + i < count; ++i)
-            store(packed + (k - k0 + v * kLanes + i) * kPanel + n, tile[v][i]);
-        }
-      }
-      k = end;
+                float* rows, float* packed) {
+  const int64_t end = row + kPanel < row_end ? row + kPanel : row_end;
+  load_rows(w, row, end, Span(w, k0, depth), kDepth, rows);
+  for (int64_t n = 0; n < kPanel; n += kLanes)
+    for (int64_t k = 0; k < depth; k += kLanes) {
+      Lanes tile[kLanes];
+      for (int i = 0; i < kLanes; ++i)
+        tile[i] = row + n + i < end ? load(rows + (n + i) * kDepth + k) : zero();
+      transpose(tile);
+      for (int64_t i = 0; i < kLanes && k + i < depth; ++i)
+        store(packed + (k + i) * kPanel + n, tile[i]);
     }
-  }
 }
 
 // kRows rows of x against one panel; `columns` of its weight rows are wanted.
@@ -107,23 +67,21 @@ template <int kRows>
     gemm_rows<kRows - 1>(rows, packed, depth, x, y, column, columns, first_depth);
 }
 
-template <Format kFormat>
-void gemm_format(const MatrixView& w, int64_t row_begin, int64_t row_end, Compute compute,
-                 const float* const* x, int64_t num_rows, float* const* y, float* scratch) {
+void gemm(const MatrixView& w, int64_t row_begin, int64_t row_end, Compute compute,
+          const float* const* x, int64_t num_rows, float* const* y, void* scratch) {
+  if (num_rows <= kMaxGemvRows)  // too few rows to pay for the transposition
+    return gemv(w, row_begin, row_end, compute, x, static_cast<int>(num_rows), y, scratch);
   constexpr int64_t kPanelFloats = kDepth * kPanel;
-  float* packed = scratch;                           // [kPanels][kDepth][kPanel]
-  float* inputs = scratch + kPanels * kPanelFloats;  // [kChunk][kDepth]
+  float* packed = static_cast<float*>(scratch);      // [kPanels][kDepth][kPanel]
+  float* unpacked = packed + kPanels * kPanelFloats;  // [kPanel][kDepth]
+  float* inputs = unpacked + kPanelFloats;           // [kChunk][kDepth]
   for (int64_t begin = row_begin; begin < row_end; begin += kPanels * kPanel) {
     const int64_t end = begin + kPanels * kPanel < row_end ? begin + kPanels * kPanel : row_end;
-    Groups groups(w);
     for (int64_t k0 = 0; k0 < w.cols; k0 += kDepth) {
       const int64_t depth = w.cols - k0 < kDepth ? w.cols - k0 : kDepth;
-      const Groups first = groups;
-      for (int64_t column = begin; column < end; column += kPanel) {
-        groups = first;
-        pack_panel<kFormat>(w, column, row_end, k0, depth, groups,
-                            packed + (column - begin) / kPanel * kPanelFloats);
-      }
+      for (int64_t column = begin; column < end; column += kPanel)
+        pack_panel(w, column, row_end, k0, depth, unpacked,
+                   packed + (column - begin) / kPanel * kPanelFloats);
       for (int64_t chunk = 0; chunk < num_rows; chunk += kChunk) {
         const int64_t rows = num_rows - chunk < kChunk ? num_rows - chunk : kChunk;
         for (int64_t r = 0; r < rows; ++r)
@@ -139,17 +97,4 @@ void gemm_format(const MatrixView& w, int64_t row_begin, int64_t row_end, Comput
       }
     }
   }
-}
-
-void gemm(const MatrixView& w, int64_t row_begin, int64_t row_end, Compute compute,
-          const float* const* x, int64_t num_rows, float* const* y, void* scratch) {
-  if (num_rows <= kMaxGemvRows)  // too few rows to pay for the transposition
-    return gemv(w, row_begin, row_end, compute, x, static_cast<int>(num_rows), y, scratch);
-  if (!row_decoders(w))
-    return kMatmulRef.gemm(w, row_begin, row_end, compute, x, num_rows, y, scratch);
-  for_format(w.format, [&](auto format) {
-    if constexpr (Decoder<format.value>::kScaling != Scaling::kColumn)
-      gemm_format<format.value>(w, row_begin, row_end, compute, x, num_rows, y,
-                                static_cast<float*>(scratch));
-  });
 }

@@ -108,12 +108,16 @@ struct RowTile {
 #pragma GCC unroll 4
       for (int i = 0; i < kRows; ++i) total[r][i] = zero();
     for (Groups g(w); !g.done(); g.next()) {
-      if (kScaling == Scaling::kBlock || (kUnit.cols > 1 && g.count() == kTile))
+      if constexpr (kScaling == Scaling::kBlock) {
         group<kSingle, 1>(g);
-      else if (g.count() == kGroup)
-        group<kSingle, kTiles>(g);
-      else
-        group<kSingle, 0>(g);
+      } else {
+        if (g.count() == kGroup)
+          group<kSingle, kTiles>(g);
+        else if (kScaling == Scaling::kGrid && g.count() == kTile)
+          group<kSingle, 1>(g);
+        else
+          group<kSingle, 0>(g);
+      }
     }
     for (int r = 0; r < (kSingle ? 1 : in.num_rows); ++r)
 #pragma GCC unroll 4
@@ -122,32 +126,53 @@ struct RowTile {
   }
 };
 
-template <Format kFormat, int kRows>
-[[gnu::always_inline]] inline void gemv_rows(const MatrixView& w, int64_t row, const GemvInputs& in,
-                                             float* const* y) {
-  RowTile<kFormat, kRows> tile(w, row, in);
-  if (in.num_rows == 1)
-    tile.template run<true>(y);
-  else
-    tile.template run<false>(y);
-}
-
+// Every weight row on its own meets one row of activations after the other when it is among the
+// last three: they are few, and the code is large.
 template <Format kFormat>
 void gemv_format(const MatrixView& w, int64_t row_begin, int64_t row_end, const GemvInputs& in,
                  float* const* y) {
   int64_t row = row_begin;
-  for (; row + 4 <= row_end; row += 4) gemv_rows<kFormat, 4>(w, row, in, y);
-  for (; row < row_end; ++row) gemv_rows<kFormat, 1>(w, row, in, y);
+  for (; row + 4 <= row_end; row += 4) {
+    RowTile<kFormat, 4> tile(w, row, in);
+    if (in.num_rows == 1)
+      tile.template run<true>(y);
+    else
+      tile.template run<false>(y);
+  }
+  for (; row < row_end; ++row)
+    for (int r = 0; r < in.num_rows; ++r) {
+      const GemvInputs one{in.x + r * in.x_stride, in.x_stride, 1, in.scales, in.scale_stride};
+      RowTile<kFormat, 1>(w, row, one).template run<true>(y + r);
+    }
+}
+
+// Matrices whose rows no decoder takes: four rows at a time become float32 first.
+void gemv_values(const MatrixView& w, int64_t row_begin, int64_t row_end, const GemvInputs& in,
+                 float* const* y, float* values) {
+  MatrixView rows;
+  rows.data = reinterpret_cast<const uint8_t*>(values);
+  rows.cols = w.cols;
+  const int64_t stride = (w.cols + kTile - 1) / kTile * kTile;
+  rows.row_stride_bytes = 4 * stride;
+  for (int64_t row = row_begin; row < row_end; row += 4) {
+    rows.rows = row_end - row < 4 ? row_end - row : 4;
+    load_rows(w, row, row + rows.rows, Span(w, 0, w.cols), stride, values);
+    float* outputs[kMaxGemvRows];
+    for (int r = 0; r < in.num_rows; ++r) outputs[r] = y[r] + row;
+    gemv_format<Format::kF32>(rows, 0, rows.rows, in, outputs);
+  }
 }
 
 void gemv(const MatrixView& w, int64_t row_begin, int64_t row_end, Compute compute,
           const float* const* x, int num_rows, float* const* y, void* scratch) {
-  if (!row_decoders(w)) return kMatmulRef.gemv(w, row_begin, row_end, compute, x, num_rows, y, scratch);
   float* inputs = static_cast<float*>(scratch);
   const int64_t stride = (w.cols + kLanes - 1) / kLanes * kLanes;
   for (int r = 0; r < num_rows; ++r) copy_inputs(x[r], w.cols, compute, inputs + r * stride);
+  float* rest = inputs + num_rows * stride;
   const int64_t scale_stride = (num_scales(w) + kLanes - 1) / kLanes * kLanes;
-  const GemvInputs in{inputs, stride, num_rows, inputs + num_rows * stride, scale_stride};
+  const GemvInputs in{inputs, stride, num_rows, rest, scale_stride};
+  if (w.col_step != 1 || w.format == Format::kAWQ || w.format == Format::kGPTQ)
+    return gemv_values(w, row_begin, row_end, in, y, rest);
   for_format(w.format, [&](auto format) {
     if constexpr (Decoder<format.value>::kScaling != Scaling::kColumn)
       gemv_format<format.value>(w, row_begin, row_end, in, y);

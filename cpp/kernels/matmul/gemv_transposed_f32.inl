@@ -1,185 +1,140 @@
 // gemv_transposed in float32: outer products of the natural layout, n in order.
 //
 // A tile of columns is decoded whole, at multiples of kTile, even where only a part is asked for;
-// the weight is multiplied by its scale first, as in the reference. So a column's bits do not depend
-// on where the column range was split.
+// the weight is multiplied by its scale first, as in the reference. So a column's bits depend
+// neither on where the column range was split nor on how the rows of x were gathered.
 
-constexpr int64_t kInputs = 1024;  // inputs a row copied at a time
+constexpr int64_t kInputs = 1024;            // weight rows whose inputs are copied at a time
+constexpr int64_t kInputStride = 1024 + 16;  // not a multiple of a page
+constexpr int64_t kOuterChunk = 64;          // rows of x at a time
+constexpr int64_t kValues = 128;             // weight rows that become float32 at a time
 
-// What stored rows that share a row of the scale grid have in common: value = code * scale + offset.
-struct ColumnScales {
-  Lanes scale[kTileLanes], offset[kTileLanes];
-};
-
-// Of the columns [col, col + count) of stored row `row`; anything behind.
+// One row of x against the whole tile [col, col + kTile), straight from the stored bytes;
+// where its columns share a scale of the grid or have none.
 template <Format kFormat>
-[[gnu::always_inline]] inline void load_columns(const MatrixView& w, int64_t row, int64_t col,
-                                                int64_t count, ColumnScales& columns) {
-  alignas(64) float scales[kTile];
-  const uint8_t* p = w.scale + w.grid_row(row) * w.scale_row_stride_bytes;
-  if constexpr (Decoder<kFormat>::kScaling == Scaling::kColumn) {
-    const int64_t grid_col = col + w.col_origin;
-    convert_scales(w.scale_type, p + grid_col * scale_bytes(w.scale_type), count, 1.0f, scales);
-    alignas(64) uint8_t zeros[kTile / 2] = {};
-    std::memcpy(zeros, w.zeros + w.grid_row(row) * w.zeros_row_stride_bytes + grid_col / 2,
-                static_cast<size_t>((count + 7) / 8 * 4));
-    for (int v = 0; v < kTileLanes; ++v) {
-      const Lanes zero_point = to_float(Decoder<kFormat>::zeros(zeros + v * kLanes / 2));
-      columns.scale[v] = load(scales + v * kLanes);
-      columns.offset[v] = mul(sub(zero(), zero_point), columns.scale[v]);
-    }
-  } else {
-    constexpr float kGain = Decoder<kFormat>::kGain;
-    int64_t index = (col + w.col_origin) / w.block_cols;
-    int64_t left = w.block_cols - (col + w.col_origin) % w.block_cols;  // in this block
-    float scale = kGain * load_scale(w.scale_type, p, index);
-    if (left >= count) {
-      for (int v = 0; v < kTileLanes; ++v) columns.scale[v] = broadcast(scale);
-      return;
-    }
-    for (int64_t i = 0; i < count; ++i, --left) {
-      if (left == 0) {
-        left = w.block_cols;
-        scale = kGain * load_scale(w.scale_type, p, ++index);
-      }
-      scales[i] = scale;
-    }
-    for (int v = 0; v < kTileLanes; ++v) columns.scale[v] = load(scales + v * kLanes);
-  }
-}
-
-// The first stored row behind `row` that may have other scales.
-[[gnu::always_inline]] inline int64_t next_scale_row(const MatrixView& w, int64_t row) {
-  if (w.group_index != nullptr) return row + 1;
-  return row + w.block_rows - (row + w.row_origin) % w.block_rows;
-}
-
-// `count` elements of `bytes` each, every second one, side by side.
-[[gnu::always_inline]] inline void gather(const uint8_t* p, int64_t bytes, int64_t count,
-                                          uint8_t* dst) {
-  if (bytes == 4)
-    for (int64_t i = 0; i < count; ++i) std::memcpy(dst + 4 * i, p + 8 * i, 4);
-  else
-    for (int64_t i = 0; i < count; ++i) std::memcpy(dst + 2 * i, p + 4 * i, 2);
-}
-
-// Values of the columns [col, col + count) of stored row n; anything behind.
-template <Format kFormat>
-[[gnu::always_inline]] inline void decode_columns_of(const MatrixView& w, int64_t n, int64_t col,
-                                                     int64_t count, const ColumnScales& columns,
-                                                     Lanes* out) {
-  constexpr Unit kUnit = unit_of(kFormat);
+[[gnu::always_inline]] inline void outer_single(const MatrixView& w, int64_t col,
+                                                const float* inputs, int64_t n_begin, int64_t n_end,
+                                                float* y) {
   constexpr Scaling kScaling = Decoder<kFormat>::kScaling;
-  const uint8_t* row = w.data + n * w.row_stride_bytes;
-  if constexpr (kFormat == Format::kAWQ || kFormat == Format::kGPTQ) {
-    if constexpr (kFormat == Format::kGPTQ) row = w.data + n / 8 * w.row_stride_bytes;
-    alignas(64) uint8_t bytes[kTile * kUnit.bytes / kUnit.cols] = {};
-    const uint8_t* p = row + col / kUnit.cols * kUnit.bytes;
-    if (count < kTile) {
-      std::memcpy(bytes, p, static_cast<size_t>(count / kUnit.cols * kUnit.bytes));
-      p = bytes;
-    }
-#pragma GCC unroll 4
-    for (int v = 0; v < kTileLanes; ++v) {
-      Ints codes;
-      if constexpr (kFormat == Format::kAWQ)
-        codes = Decoder<kFormat>::codes(p + v * kLanes / 2);
-      else
-        codes = load_words(p + v * kLanes * 4) >> static_cast<uint32_t>(n % 8 * 4) & 15u;
-      out[v] = fma(to_float(codes), columns.scale[v], columns.offset[v]);
-    }
-  } else {
-    constexpr bool kPlain = kUnit.cols == 1 && kScaling == Scaling::kNone;
-    if (kPlain && w.col_step == 2) {
-      alignas(64) uint8_t bytes[kTile * 4] = {};
-      gather(row + col * 2 * kUnit.bytes, kUnit.bytes, count, bytes);
-      decode_tile<kFormat, true>(bytes, 0, kTile, out);
-    } else {
-      decode_tile<kFormat, true>(row, col, count, out);
-    }
-#pragma GCC unroll 4
-    for (int v = 0; v < kTileLanes; ++v) {
-      if constexpr (kScaling == Scaling::kGrid) out[v] = mul(out[v], columns.scale[v]);
-      if constexpr (kScaling == Scaling::kBlock)
-        out[v] = mul(out[v], broadcast(Decoder<kFormat>::scale(row, col)));
-    }
-  }
-}
-
-// Columns of the tile [col, col + kTile) that lie in [begin, end), rows [n_begin, n_end).
-template <Format kFormat, int kRows>
-[[gnu::always_inline]] inline void outer_tile(const MatrixView& w, int64_t col, int64_t begin,
-                                              int64_t end, const float* inputs, int64_t n_begin,
-                                              int64_t n_end, float* const* y) {
-  constexpr Scaling kScaling = Decoder<kFormat>::kScaling;
-  constexpr bool kColumnScales = kScaling == Scaling::kGrid || kScaling == Scaling::kColumn;
-  const int64_t count = w.cols - col < kTile ? w.cols - col : kTile;
-  const bool whole = begin <= col && col + kTile <= end;
-  alignas(64) float sums[kTile] = {};
-  Lanes acc[kRows][kTileLanes];
-  for (int r = 0; r < kRows; ++r) {
-    const float* source = whole ? y[r] + col : sums;
-    if (n_begin > 0 && !whole)
-      for (int64_t i = 0; i < kTile; ++i)
-        sums[i] = col + i >= begin && col + i < end ? y[r][col + i] : 0;
-    for (int v = 0; v < kTileLanes; ++v)
-      acc[r][v] = n_begin == 0 ? zero() : load(source + v * kLanes);
-  }
+  Lanes acc[kTileLanes], scale = zero();
+  for (int v = 0; v < kTileLanes; ++v) acc[v] = n_begin == 0 ? zero() : load(y + col + v * kLanes);
   ColumnScales columns{};
   int64_t next_scales = n_begin;
   for (int64_t n = n_begin; n < n_end; ++n) {
-    if constexpr (kColumnScales)
+    if (kScaling == Scaling::kGrid || kScaling == Scaling::kColumn)
       if (n == next_scales) {
-        load_columns<kFormat>(w, n, col, count, columns);
-        next_scales = next_scale_row(w, n);
+        const int64_t grid_row = w.grid_row(n);
+        next_scales = w.group_index != nullptr
+                          ? n + 1
+                          : n + w.block_rows - (n + w.row_origin) % w.block_rows;
+        if constexpr (kScaling == Scaling::kColumn)
+          load_columns<kFormat>(w, grid_row, col, kTile, columns);
+        if constexpr (kScaling == Scaling::kGrid)
+          scale = broadcast(Decoder<kFormat>::kGain *
+                            load_scale(w.scale_type, w.scale + grid_row * w.scale_row_stride_bytes,
+                                       (col + w.col_origin) / w.block_cols));
       }
+    const uint8_t* row = w.data + n * w.row_stride_bytes;
     Lanes weight[kTileLanes];
-    decode_columns_of<kFormat>(w, n, col, count, columns, weight);
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      const Lanes input = broadcast(inputs[r * kInputs + (n - n_begin)]);
+    if constexpr (kScaling == Scaling::kColumn)
+      column_tile<kFormat>(w, n, col, kTile, columns, weight);
+    else
+      Decoder<kFormat>::template tile<true>(row, col, weight);
+    if constexpr (kScaling == Scaling::kBlock)
+      scale = broadcast(Decoder<kFormat>::scale(row, col));
+    const Lanes input = broadcast(inputs[n - n_begin]);
 #pragma GCC unroll 4
-      for (int v = 0; v < kTileLanes; ++v) acc[r][v] = fma(input, weight[v], acc[r][v]);
+    for (int v = 0; v < kTileLanes; ++v) {
+      if constexpr (kScaling == Scaling::kGrid || kScaling == Scaling::kBlock)
+        weight[v] = mul(weight[v], scale);
+      acc[v] = fma(input, weight[v], acc[v]);
     }
   }
-  for (int r = 0; r < kRows; ++r) {
-    float* target = whole ? y[r] + col : sums;
-    for (int v = 0; v < kTileLanes; ++v) store(target + v * kLanes, acc[r][v]);
-    if (!whole)
-      for (int64_t i = 0; i < kTile; ++i)
-        if (col + i >= begin && col + i < end) y[r][col + i] = sums[i];
+  for (int v = 0; v < kTileLanes; ++v) store(y + col + v * kLanes, acc[v]);
+}
+
+// kRows rows of x against `count` weight rows of float32 values, of which kVectors from `values` on;
+// lanes [first[v], last[v]) of them are wanted. `y` points at the same columns.
+template <int kRows, int kVectors>
+void outer_values(const float* values, int64_t count, const float* inputs, const int64_t* first,
+                  const int64_t* last, bool fresh, float* const* y) {
+  Lanes acc[kRows][kVectors];
+  for (int r = 0; r < kRows; ++r)
+    for (int v = 0; v < kVectors; ++v)
+      acc[r][v] = fresh ? zero() : load_between(y[r] + v * kLanes, first[v], last[v]);
+  for (int64_t n = 0; n < count; ++n) {
+    Lanes weight[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) weight[v] = load(values + n * kTile + v * kLanes);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const Lanes input = broadcast(inputs[r * kInputStride + n]);
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) acc[r][v] = fma(input, weight[v], acc[r][v]);
+    }
+  }
+  for (int r = 0; r < kRows; ++r)
+    for (int v = 0; v < kVectors; ++v)
+      store_between(y[r] + v * kLanes, acc[r][v], first[v], last[v]);
+}
+
+// All rows of x against the columns of the tile at `col` that lie in [begin, end).
+void outer_tile(const float* values, int64_t count, const float* inputs, int64_t col, int64_t begin,
+                int64_t end, bool fresh, float* const* y, int64_t num_rows) {
+  int64_t first[kTileLanes], last[kTileLanes];
+  for (int v = 0; v < kTileLanes; ++v) {
+    const int64_t from = begin - col - v * kLanes, to = end - col - v * kLanes;
+    first[v] = from < 0 ? 0 : from < kLanes ? from : kLanes;
+    last[v] = to < 0 ? 0 : to < kLanes ? to : kLanes;
+  }
+  for (int v = 0; v < kTileLanes; v += kOuterVectors) {
+    const float* part = values + v * kLanes;
+    float* outputs[kOuterRows];
+    for (int64_t r = 0; r < num_rows;) {
+      const int64_t left = num_rows - r;
+      const int64_t rows = left >= kOuterRows ? kOuterRows : left >= 3 ? 3 : 1;
+      for (int64_t i = 0; i < rows; ++i) outputs[i] = y[r + i] + col + v * kLanes;
+      const auto kernel = rows == kOuterRows ? outer_values<kOuterRows, kOuterVectors>
+                          : rows == 3        ? outer_values<3, kOuterVectors>
+                                             : outer_values<1, kOuterVectors>;
+      kernel(part, count, inputs + r * kInputStride, first + v, last + v, fresh, outputs);
+      r += rows;
+    }
   }
 }
 
-template <Format kFormat, int kRows>
-void outer_rows(const MatrixView& w, int64_t col_begin, int64_t col_end, Compute compute,
-                const float* const* x, float* const* y, float* inputs) {
-  if (col_begin >= col_end) return;
+// Columns [col_begin, col_end) of a chunk of rows of x.
+void outer_chunk(const MatrixView& w, int64_t col_begin, int64_t col_end, Compute compute,
+                 const float* const* x, int64_t num_rows, float* const* y, float* scratch) {
+  float* inputs = scratch;                              // [kOuterChunk][kInputStride]
+  float* values = scratch + kOuterChunk * kInputStride;  // [kValues][kTile]
   for (int64_t n = 0; n < w.rows; n += kInputs) {
     const int64_t count = w.rows - n < kInputs ? w.rows - n : kInputs;
-    for (int r = 0; r < kRows; ++r) copy_inputs(x[r] + n, count, compute, inputs + r * kInputs);
-    for (int64_t col = col_begin / kTile * kTile; col < col_end; col += kTile)
-      outer_tile<kFormat, kRows>(w, col, col_begin, col_end, inputs, n, n + count, y);
+    for (int64_t r = 0; r < num_rows; ++r)
+      copy_inputs(x[r] + n, count, compute, inputs + r * kInputStride);
+    for (int64_t col = col_begin / kTile * kTile; col < col_end; col += kTile) {
+      const Span span(w, col, w.cols - col < kTile ? w.cols - col : kTile);
+      const bool whole = w.col_step == 1 && col_begin <= col && col + kTile <= col_end;
+      const bool one_scale = !has_row_scales(w.format) || span.scale_left >= kTile;
+      if (num_rows == 1 && whole && one_scale) {
+        for_format(w.format, [&](auto format) {
+          outer_single<format.value>(w, col, inputs, n, n + count, y[0]);
+        });
+        continue;
+      }
+      for (int64_t m = 0; m < count; m += kValues) {
+        const int64_t rows = count - m < kValues ? count - m : kValues;
+        load_rows(w, n + m, n + m + rows, span, kTile, values);
+        outer_tile(values, rows, inputs + m, col, col_begin, col_end, n + m == 0, y, num_rows);
+      }
+    }
   }
-}
-
-template <Format kFormat>
-void outer_format(const MatrixView& w, int64_t col_begin, int64_t col_end, Compute compute,
-                  const float* const* x, int64_t num_rows, float* const* y, float* inputs) {
-  int64_t r = 0;
-  for (; r + kOuterRows <= num_rows; r += kOuterRows)
-    outer_rows<kFormat, kOuterRows>(w, col_begin, col_end, compute, x + r, y + r, inputs);
-  if constexpr (kOuterRows > 3)
-    for (; r + 3 <= num_rows; r += 3)
-      outer_rows<kFormat, 3>(w, col_begin, col_end, compute, x + r, y + r, inputs);
-  for (; r < num_rows; ++r)
-    outer_rows<kFormat, 1>(w, col_begin, col_end, compute, x + r, y + r, inputs);
 }
 
 void gemv_transposed(const MatrixView& w, int64_t col_begin, int64_t col_end, Compute compute,
                      const float* const* x, int64_t num_rows, float* const* y, void* scratch) {
-  for_format(w.format, [&](auto format) {
-    outer_format<format.value>(w, col_begin, col_end, compute, x, num_rows, y,
-                               static_cast<float*>(scratch));
-  });
+  for (int64_t r = 0; r < num_rows; r += kOuterChunk)
+    outer_chunk(w, col_begin, col_end, compute, x + r,
+                num_rows - r < kOuterChunk ? num_rows - r : kOuterChunk, y + r,
+                static_cast<float*>(scratch));
 }

@@ -10,18 +10,15 @@ namespace moechat {
 
 constexpr int64_t kGroup = 128;  // columns between two uses of a scale
 
+// Whether the columns of a row share scales of a grid.
+[[gnu::always_inline]] inline bool has_row_scales(Format format) {
+  return format == Format::kFP8 || format == Format::kMXFP4 || format == Format::kInt4;
+}
+
 // Columns that share a scale; 0 for formats whose decoders yield values.
 [[gnu::always_inline]] inline int64_t scale_columns(const MatrixView& w) {
-  switch (w.format) {
-    case Format::kFP8:
-    case Format::kMXFP4:
-    case Format::kInt4: return w.block_cols;
-    case Format::kQ8_0:
-    case Format::kQ4_0:
-    case Format::kQ5_0:
-    case Format::kMXFP4Block: return 32;
-    default: return 0;
-  }
+  if (has_row_scales(w.format)) return w.block_cols;
+  return unit_of(w.format).cols == 32 ? 32 : 0;
 }
 
 struct Groups {

@@ -16,7 +16,8 @@ using Ints = uint32_t __attribute__((vector_size(32)));  // lanes of 32 bits; ta
 constexpr int kLanes = 8;
 constexpr int kGemmRows = 6;      // register block of gemm: rows x vectors of columns
 constexpr int kGemmVectors = 2;
-constexpr int kOuterRows = 2;     // register block of gemv_transposed
+constexpr int kOuterRows = 4;     // register block of gemv_transposed
+constexpr int kOuterVectors = 2;
 
 [[gnu::always_inline]] inline __m256i first(int64_t n) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)),
@@ -35,6 +36,16 @@ constexpr int kOuterRows = 2;     // register block of gemv_transposed
 [[gnu::always_inline]] inline void store(float* p, Lanes v) { _mm256_storeu_ps(p, v); }
 [[gnu::always_inline]] inline void store(float* p, Lanes v, int64_t n) {
   _mm256_maskstore_ps(p, first(n), v);
+}
+// Lanes [begin, end) alone are touched, zeros stand for the others.
+[[gnu::always_inline]] inline __m256i between(int64_t begin, int64_t end) {
+  return _mm256_andnot_si256(first(begin), first(end));
+}
+[[gnu::always_inline]] inline Lanes load_between(const float* p, int64_t begin, int64_t end) {
+  return _mm256_maskload_ps(p, between(begin, end));
+}
+[[gnu::always_inline]] inline void store_between(float* p, Lanes v, int64_t begin, int64_t end) {
+  _mm256_maskstore_ps(p, between(begin, end), v);
 }
 [[gnu::always_inline]] inline Lanes mul(Lanes a, Lanes b) { return _mm256_mul_ps(a, b); }
 [[gnu::always_inline]] inline Lanes sub(Lanes a, Lanes b) { return _mm256_sub_ps(a, b); }

@@ -17,9 +17,11 @@ constexpr int kLanes = 16;
 constexpr int kGemmRows = 12;     // register block of gemm: rows x vectors of columns
 constexpr int kGemmVectors = 2;
 constexpr int kOuterRows = 8;     // register block of gemv_transposed
+constexpr int kOuterVectors = 2;
 
+// The first n lanes; none when n < 0, all when n > kLanes.
 [[gnu::always_inline]] inline __mmask16 first(int64_t n) {
-  return static_cast<__mmask16>((1u << n) - 1u);
+  return static_cast<__mmask16>((1u << (n < 0 ? 0 : n > kLanes ? kLanes : n)) - 1u);
 }
 [[gnu::always_inline]] inline Lanes zero() { return _mm512_setzero_ps(); }
 [[gnu::always_inline]] inline Lanes broadcast(float v) { return _mm512_set1_ps(v); }
@@ -34,6 +36,16 @@ constexpr int kOuterRows = 8;     // register block of gemv_transposed
 [[gnu::always_inline]] inline void store(float* p, Lanes v) { _mm512_storeu_ps(p, v); }
 [[gnu::always_inline]] inline void store(float* p, Lanes v, int64_t n) {
   _mm512_mask_storeu_ps(p, first(n), v);
+}
+// Lanes [begin, end) alone are touched, zeros stand for the others.
+[[gnu::always_inline]] inline __mmask16 between(int64_t begin, int64_t end) {
+  return static_cast<__mmask16>(first(end) & ~first(begin));
+}
+[[gnu::always_inline]] inline Lanes load_between(const float* p, int64_t begin, int64_t end) {
+  return _mm512_maskz_loadu_ps(between(begin, end), p);
+}
+[[gnu::always_inline]] inline void store_between(float* p, Lanes v, int64_t begin, int64_t end) {
+  _mm512_mask_storeu_ps(p, between(begin, end), v);
 }
 [[gnu::always_inline]] inline Lanes mul(Lanes a, Lanes b) { return _mm512_mul_ps(a, b); }
 [[gnu::always_inline]] inline Lanes sub(Lanes a, Lanes b) { return _mm512_sub_ps(a, b); }
@@ -55,8 +67,7 @@ constexpr int kOuterRows = 8;     // register block of gemv_transposed
 
 // Zeros in all lanes but the first n; n may lie outside 0..kLanes.
 [[gnu::always_inline]] inline Lanes keep_first(Lanes v, int64_t n) {
-  const __mmask16 mask = n <= 0 ? __mmask16{0} : n >= kLanes ? __mmask16{0xffff} : first(n);
-  return _mm512_maskz_mov_ps(mask, v);
+  return _mm512_maskz_mov_ps(first(n), v);
 }
 
 [[gnu::always_inline]] inline Ints load_words(const uint8_t* p) {

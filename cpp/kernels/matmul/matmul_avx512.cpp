@@ -9,6 +9,8 @@ namespace matmul_avx512 {
 
 #include "kernels/matmul/inputs_f32.inl"
 
+#include "kernels/matmul/values.inl"
+
 #include "kernels/matmul/gemv_f32.inl"
 
 #include "kernels/matmul/gemm_f32.inl"

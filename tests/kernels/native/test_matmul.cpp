@@ -73,46 +73,129 @@ struct Buffer {
 
 struct Matrix {
   MatrixView view;
-  Buffer data, scale;
+  Buffer data, scale, zeros;
 };
 
-Matrix make_matrix(const Shape& s, Format format, Place place, std::mt19937& random) {
-  const int64_t element = element_bytes(format), pitch = (s.cols + s.gap) * element;
+struct Case {
+  Format format;
+  ScaleType scale_type = ScaleType::kF32;
+  int32_t block_cols = 0;  // 0: the shape's; else block_rows is 1, or for transposed formats 32
+  int32_t col_step = 1;
+};
+
+constexpr Case kCases[] = {
+    {Format::kF32}, {Format::kF16}, {Format::kBF16}, {Format::kFP8},
+    {Format::kFP8, ScaleType::kBF16, kMaxColumns}, {Format::kFP8, ScaleType::kE8M0, 32},
+    {Format::kMXFP4, ScaleType::kE8M0, 32}, {Format::kInt4, ScaleType::kBF16, 32},
+    {Format::kInt4, ScaleType::kF16, 64}, {Format::kInt4, ScaleType::kF32, 128},
+    {Format::kAWQ, ScaleType::kF16, 1}, {Format::kGPTQ, ScaleType::kF16, 1},
+    {Format::kQ8_0}, {Format::kQ4_0}, {Format::kQ5_0}, {Format::kQ4_K}, {Format::kQ5_K},
+    {Format::kQ6_K}, {Format::kMXFP4Block}, {Format::kF32, ScaleType::kF32, 0, 2},
+    {Format::kF16, ScaleType::kF32, 0, 2}, {Format::kBF16, ScaleType::kF32, 0, 2},
+};
+
+// Stores a value, or the power of two below it.
+void put_scale(uint8_t* p, ScaleType type, float v) {
+  uint32_t bits;
+  std::memcpy(&bits, &v, 4);
+  const uint16_t bf16 = f32_to_bf16(v);
+  const auto f16 = static_cast<uint16_t>((bits >> 13) - (112u << 10));  // positive, not too small
+  const auto e8m0 = static_cast<uint8_t>(bits >> 23);
+  if (type == ScaleType::kF32) std::memcpy(p, &v, 4);
+  if (type == ScaleType::kBF16) std::memcpy(p, &bf16, 2);
+  if (type == ScaleType::kF16) std::memcpy(p, &f16, 2);
+  if (type == ScaleType::kE8M0) *p = e8m0;
+}
+
+// Random bytes of one stored row whose values are at most about 1.6.
+void fill_row(uint8_t* p, Format format, int64_t cols, int64_t col_step, std::mt19937& random) {
+  const Unit unit = unit_of(format);
+  std::uniform_real_distribution<float> value(-1.0f, 1.0f);
+  if (unit.cols == 1 && format != Format::kFP8 && format != Format::kGPTQ) {
+    for (int64_t c = 0; c < cols; ++c) {
+      uint8_t* element = p + c * col_step * unit.bytes;
+      const float v = value(random);
+      if (format == Format::kF16)
+        put_scale(element, ScaleType::kF16, 0.01f + std::fabs(v));
+      else
+        put_scale(element, format == Format::kF32 ? ScaleType::kF32 : ScaleType::kBF16, v);
+    }
+    return;
+  }
+  const int64_t units = (cols + unit.cols - 1) / unit.cols;
+  for (int64_t i = 0; i < units * unit.bytes; ++i) {
+    p[i] = static_cast<uint8_t>(random());
+    if (format == Format::kFP8 && (p[i] & 127) == 127) p[i] = 0;  // NaN
+  }
+  for (int64_t u = 0; u < units; ++u, p += unit.bytes) {
+    if (format == Format::kQ8_0) put_scale(p, ScaleType::kF16, 0.008f);
+    if (format == Format::kQ4_0) put_scale(p, ScaleType::kF16, 0.1f);
+    if (format == Format::kQ5_0) put_scale(p, ScaleType::kF16, 0.05f);
+    if (format == Format::kQ4_K || format == Format::kQ5_K) {
+      put_scale(p, ScaleType::kF16, 4e-4f);
+      put_scale(p + 2, ScaleType::kF16, 0.01f);
+    }
+    if (format == Format::kQ6_K) put_scale(p + 208, ScaleType::kF16, 2e-4f);
+    if (format == Format::kMXFP4Block) put_scale(p, ScaleType::kE8M0, 0.25f);
+  }
+}
+
+int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
+
+// The shape, rounded up to what the format can have.
+Shape fit(Shape s, const Case& c) {
+  const int64_t unit = c.format == Format::kGPTQ ? 8 : unit_of(c.format).cols;
+  if (c.format == Format::kGPTQ) s.rows = round_up(s.rows, 8);
+  if (c.format != Format::kInt4) s.cols = round_up(s.cols, unit);
+  s.col_origin = unit > 8 ? 0 : round_up(s.col_origin, unit);
+  if (c.block_cols != 0) {
+    s.block_rows = c.block_cols == 1 ? 32 : 1;
+    s.block_cols = c.block_cols;
+  }
+  return s;
+}
+
+Matrix make_matrix(const Shape& shape, const Case& c, Place place, std::mt19937& random) {
+  const Shape s = fit(shape, c);
+  const Unit unit = unit_of(c.format);
+  const int64_t stored_rows = c.format == Format::kGPTQ ? s.rows / 8 : s.rows;
+  const int64_t row_bytes = unit.cols == 1 ? ((s.cols - 1) * c.col_step + 1) * unit.bytes
+                                           : (s.cols + unit.cols - 1) / unit.cols * unit.bytes;
+  const int64_t pitch = row_bytes + s.gap * unit.bytes;
   const int64_t grid_rows = (s.row_origin + s.rows + s.block_rows - 1) / s.block_rows;
   const int64_t grid_cols = (s.col_origin + s.cols + s.block_cols - 1) / s.block_cols;
+  const int64_t item = scale_bytes(c.scale_type), zeros_bytes = (grid_cols + 7) / 8 * 4;
   const size_t offset = s.gap > 0 ? 1 : 0;
-  const size_t data_bytes = static_cast<size_t>((s.rows - 1) * pitch + s.cols * element);
+  const size_t data_bytes = static_cast<size_t>((stored_rows - 1) * pitch + row_bytes);
   Matrix m{{},
            Buffer(data_bytes, offset, place),
-           Buffer(static_cast<size_t>(4 * grid_rows * grid_cols), offset, place)};
-  std::uniform_real_distribution<float> value(-1.0f, 1.0f);
+           Buffer(static_cast<size_t>(item * grid_rows * grid_cols), offset, place),
+           Buffer(static_cast<size_t>(grid_rows * zeros_bytes), offset, place)};
   std::memset(m.data.start, 0xff, data_bytes);
-  for (int64_t r = 0; r < s.rows; ++r)
-    for (int64_t c = 0; c < s.cols; ++c) {
-      uint8_t* p = m.data.start + r * pitch + c * element;
-      const float v = value(random);
-      const uint16_t half = f32_to_bf16(v);
-      if (format == Format::kF32) std::memcpy(p, &v, 4);
-      if (format == Format::kBF16) std::memcpy(p, &half, 2);
-      if (format == Format::kFP8Block) *p = static_cast<uint8_t>(random() % 127 | (random() & 128));
-    }
-  for (int64_t i = 0; i < grid_rows * grid_cols; ++i) {
-    const float v = 1e-3f * (1.5f + value(random));
-    std::memcpy(m.scale.start + 4 * i, &v, 4);
-  }
-  m.view.format = format;
+  for (int64_t r = 0; r < stored_rows; ++r)
+    fill_row(m.data.start + r * pitch, c.format, s.cols, c.col_step, random);
+  std::uniform_real_distribution<float> value(0.5f, 2.0f);
+  const bool small = c.format == Format::kFP8;  // its codes reach 448, others 16
+  for (int64_t i = 0; i < grid_rows * grid_cols; ++i)
+    put_scale(m.scale.start + item * i, c.scale_type, (small ? 1e-3f : 0.04f) * value(random));
+  for (int64_t i = 0; i < grid_rows * zeros_bytes; ++i)
+    m.zeros.start[i] = static_cast<uint8_t>(random());
+  m.view.format = c.format;
+  m.view.transposed = c.block_cols == 1 || c.col_step == 2;
+  m.view.col_step = c.col_step;
   m.view.data = m.data.start;
   m.view.rows = s.rows;
   m.view.cols = s.cols;
   m.view.row_stride_bytes = pitch;
+  m.view.scale_type = c.scale_type;
+  m.view.scale = m.scale.start;
+  m.view.scale_row_stride_bytes = item * grid_cols;
   m.view.block_rows = s.block_rows;
   m.view.block_cols = s.block_cols;
   m.view.row_origin = s.row_origin;
   m.view.col_origin = s.col_origin;
-  if (format == Format::kFP8Block) {
-    m.view.scale = m.scale.start;
-    m.view.scale_row_stride = grid_cols;
-  }
+  m.view.zeros = m.zeros.start;
+  m.view.zeros_row_stride_bytes = zeros_bytes;
   return m;
 }
 
@@ -167,8 +250,8 @@ bool agrees(const Matrix& m, Kernel kernel, Compute compute, const Rows& x, cons
   const int64_t rows = static_cast<int64_t>(x.pointers.size());
   Rows wanted(rows, outputs, 77.0f, Place::kHeap);
   run(kMatmulRef, kernel, m.view, begin, end, compute, x, wanted);
-  // |x| <= 1, and |w| <= 1 or 448 * 2.5e-3.
-  const float bound = 8e-7f * std::sqrt(static_cast<float>(terms)) * static_cast<float>(terms) / 4;
+  // |x| <= 1, and |w| <= 1.6.
+  const float bound = 1.2e-6f * std::sqrt(static_cast<float>(terms)) * static_cast<float>(terms) / 4;
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t i = 0; i < outputs; ++i) {
       const float a = y.pointers[r][i], b = wanted.pointers[r][i];
@@ -247,9 +330,9 @@ void test_matmul() {
     CHECK(set.name == name);
     std::mt19937 random(7);
     for (const Shape& shape : kShapes)
-      for (const Format format : {Format::kF32, Format::kBF16, Format::kFP8Block})
+      for (const Case& c : kCases)
         for (const Place place : {Place::kHeap, Place::kBeforeGuardPage}) {
-          const Matrix m = make_matrix(shape, format, place, random);
+          const Matrix m = make_matrix(shape, c, place, random);
           for (const Kernel kernel : {Kernel::kGemv, Kernel::kGemm, Kernel::kTransposed})
             check_kernel(set, kernel, m, place, random);
         }

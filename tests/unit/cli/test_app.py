@@ -15,6 +15,7 @@ SURFACE = {
     "--compute --kv --plain --stats --no-history --batch --debug",
     "list": "--json --debug",
     "show": "model --json --debug",
+    "quantize": "source target --to --json --debug",
 }
 
 
