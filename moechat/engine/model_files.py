@@ -6,11 +6,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from moechat.engine.vendor_defaults import vendor_defaults
+from moechat.engine.vendor_defaults import ignored_settings, vendor_defaults
 from moechat.errors import MoechatError, TextUnavailable
-from moechat.models.architectures import bind_tensors, load_config, load_spec
+from moechat.models.architectures import architecture_of, bind_tensors, load_config, load_spec
 from moechat.models.spec import BoundTensor, ModelSpec
-from moechat.weights.mapped import Checkpoint
+from moechat.weights.mapped import Checkpoint, files_at_hand
 
 if TYPE_CHECKING:
     from moechat.engine.text import TextModel
@@ -79,14 +79,13 @@ class FolderFiles:
 
     @property
     def architecture(self) -> str:
-        """config.json's first architecture."""
-        name: str = load_config(self.path)["architectures"][0]
-        return name
+        """The architecture string of config.json that is computed."""
+        return architecture_of(load_config(self.path), str(self.path / "config.json"))
 
     @property
     def weight_files(self) -> list[Path]:
-        """All .safetensors files of the folder."""
-        return sorted(self.path.glob("*.safetensors"))
+        """Those that are here of the files that opening would map. Raises CheckpointDamaged."""
+        return files_at_hand(self.path)
 
     def bind(self) -> list[BoundTensor]:
         """Raises ModelNotFound, CheckpointDamaged or ArchitectureUnsupported."""
@@ -112,8 +111,14 @@ class FolderFiles:
         return True
 
     def notice(self) -> str:
-        """Nothing."""
-        return ""
+        """Which of the vendor's sampling settings have no equal here."""
+        ignored = ignored_settings(self.path)
+        where = self.path / "generation_config.json"
+        return (
+            f"{where} has settings that moechat does not follow: {', '.join(ignored)}"
+            if ignored
+            else ""
+        )
 
     def vendor_defaults(self) -> dict[str, Any]:
         """From generation_config.json."""
