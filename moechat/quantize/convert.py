@@ -16,6 +16,8 @@ from moechat.quantize.int4 import encode_int4
 from moechat.quantize.plan import LayerPlan, Plan, Task
 from moechat.quantize.target import part_path, write_at
 
+_KEPT_BYTES = 30 << 20
+
 
 class Squares(NamedTuple):
     """Sums over some weights: of squared differences to the source, and of squares."""
@@ -88,6 +90,9 @@ class Converter:
         self._folder = folder
         self._encode = Encoder(plan)
         self._file: tuple[int, int] | None = None  # shard, descriptor: one open at a time
+        # An array is freed to the system, and the next one costs page faults again, unless a
+        # larger one was freed before (glibc's mallopt page, M_MMAP_THRESHOLD). Never touched.
+        np.empty(_KEPT_BYTES, np.uint8)
 
     def __call__(self, task: Task) -> Squares:
         """Do one task; everything it writes is in the file when this returns.

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from moechat.quantize.float_codes import E4M3_MAX, e4m3_to_f32, f32_to_e4m3
 
 BLOCK = 128
+_PIECE = 1 << 14
 _TILE = 8 * BLOCK  # columns that are worked on at once: 128 rows of them stay in the cache
 
 
@@ -63,5 +64,14 @@ def _block_scales(tile_rc: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def squares(values: NDArray[np.float32]) -> float:
-    """The sum of squares, in float64."""
-    return float(np.sum(np.square(values, dtype=np.float64)))
+    """The sum of squares, in float64 and piece by piece: a large copy would cost page faults."""
+    flat = values.reshape(-1)
+    scratch = np.empty(min(_PIECE, flat.size), np.float64)
+    total = 0.0
+    for begin in range(0, flat.size, _PIECE):
+        piece = flat[begin : begin + _PIECE]
+        square = scratch[: len(piece)]
+        np.copyto(square, piece)
+        np.square(square, out=square)
+        total += float(np.add.reduce(square))
+    return total

@@ -23,7 +23,7 @@ Action = Literal["copy", "int4", "fp8", "bf16"]
 
 SHARD_BYTES = 5_000_000_000
 # Weights that are worked on at once, and bytes that are copied at once.
-_CHUNK_WEIGHTS = 1 << 19
+_CHUNK_WEIGHTS = 1 << 18
 _CHUNK_BYTES = 8 << 20
 
 
