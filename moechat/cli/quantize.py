@@ -136,7 +136,7 @@ class _ProgressBar:
         traceback: TracebackType | None,
     ) -> None:
         if self._bar is not None:
-            self._bar.refresh()
+            self._draw()  # the last of it may have come too soon after another
             self._bar.stop()
 
     def update(self, progress: Progress) -> None:
@@ -151,8 +151,11 @@ class _ProgressBar:
         if self._bar is None or now - self._shown_at < _REFRESH_SECONDS:
             return
         self._shown_at = now
-        tensors = f"{progress.tensors_done}/{progress.num_tensors} tensors"
-        self._bar.update(0, completed=progress.bytes_done, tensors=tensors)
+        self._draw()
+
+    def _draw(self) -> None:
+        tensors = f"{self.last.tensors_done}/{self.last.num_tensors} tensors"
+        self._bar.update(0, completed=self.last.bytes_done, tensors=tensors)
         self._bar.refresh()
 
     def _start(self, progress: Progress) -> None:

@@ -1,5 +1,6 @@
 """``moechat quantize`` as a process, on mini."""
 
+import io
 import json
 import os
 import pty
@@ -210,6 +211,19 @@ def test_progress_is_shown_on_terminals_only(start, environment, tmp_path):
     assert "tensors" in shown and "MB/s" in shown and "34.9/34.9 MB" in shown
     assert shown.rfind("\x1b[?25h") > shown.rfind("\x1b[?25l")  # the cursor is back
     assert on_a_terminal(start, environment, tmp_path / "b", NO_COLOR="1") == ""
+
+
+def test_the_last_state_is_shown_however_soon_it_follows(monkeypatch):
+    from moechat.cli import quantize as command
+    from moechat.quantize.run import Progress
+
+    monkeypatch.setattr(command, "_REFRESH_SECONDS", 1000)
+    monkeypatch.setattr("moechat.terminal.sinks.escapes_allowed", lambda stream: True)
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    with command._ProgressBar("x to fp8") as bar:
+        for done in range(5):
+            bar.update(Progress(done, 4, done * 1000, 4000))
+    assert "4/4 tensors" in sys.stderr.getvalue()
 
 
 def test_a_piped_run_imports_neither_torch_nor_rich(tmp_path):
