@@ -6,15 +6,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from moechat.engine.vendor_defaults import vendor_defaults
+from moechat.engine.vendor_defaults import ignored_settings, vendor_defaults
 from moechat.errors import MoechatError, TextUnavailable
-from moechat.models.architectures import bind_tensors, load_config, load_spec
+from moechat.json_file import read_json_object
+from moechat.models.architectures import architecture_of, bind_tensors, load_config, load_spec
 from moechat.models.spec import BoundTensor, ModelSpec
-from moechat.weights.mapped import Checkpoint
+from moechat.weights.mapped import INDEX_NAME, Checkpoint
 
 if TYPE_CHECKING:
     from moechat.engine.text import TextModel
     from moechat.weights.gguf_file import GGUFCheckpoint
+
+
+_INDEX_LIMIT_BYTES = 256_000_000
 
 
 class ModelFiles(Protocol):
@@ -79,14 +83,20 @@ class FolderFiles:
 
     @property
     def architecture(self) -> str:
-        """config.json's first architecture."""
-        name: str = load_config(self.path)["architectures"][0]
-        return name
+        """The one of config.json's architectures that is computed."""
+        return architecture_of(load_config(self.path), str(self.path / "config.json"))
 
     @property
     def weight_files(self) -> list[Path]:
-        """All .safetensors files of the folder."""
-        return sorted(self.path.glob("*.safetensors"))
+        """Those of bind(), as far as they are here: other copies may lie beside them."""
+        index = self.path / INDEX_NAME
+        if index.is_file():
+            owners = read_json_object(index, _INDEX_LIMIT_BYTES).get("weight_map")
+            names = {str(name) for name in owners.values()} if isinstance(owners, dict) else ()
+            files = [self.path / name for name in sorted(names) if Path(name).name == name]
+            return [file for file in files if file.is_file()]
+        single = self.path / "model.safetensors"
+        return [single] if single.is_file() else sorted(self.path.glob("*.safetensors"))
 
     def bind(self) -> list[BoundTensor]:
         """Raises ModelNotFound, CheckpointDamaged or ArchitectureUnsupported."""
@@ -112,8 +122,11 @@ class FolderFiles:
         return True
 
     def notice(self) -> str:
-        """Nothing."""
-        return ""
+        """Settings of the vendor that are not followed."""
+        ignored = ignored_settings(self.path)
+        if not ignored:
+            return ""
+        return f"generation_config.json sets what moechat does not follow: {', '.join(ignored)}"
 
     def vendor_defaults(self) -> dict[str, Any]:
         """From generation_config.json."""
