@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from moechat.engine.vendor_defaults import ignored_settings, vendor_defaults
 from moechat.errors import MoechatError, TextUnavailable
+from moechat.json_file import read_json_object
 from moechat.models.architectures import architecture_of, bind_tensors, load_config, load_spec
 from moechat.models.spec import BoundTensor, ModelSpec
-from moechat.weights.mapped import Checkpoint, files_at_hand
+from moechat.weights.mapped import INDEX_NAME, Checkpoint
 
 if TYPE_CHECKING:
     from moechat.engine.text import TextModel
     from moechat.weights.gguf_file import GGUFCheckpoint
+
+
+_INDEX_LIMIT_BYTES = 256_000_000
 
 
 class ModelFiles(Protocol):
@@ -79,13 +83,20 @@ class FolderFiles:
 
     @property
     def architecture(self) -> str:
-        """The architecture string of config.json that is computed."""
+        """The one of config.json's architectures that is computed."""
         return architecture_of(load_config(self.path), str(self.path / "config.json"))
 
     @property
     def weight_files(self) -> list[Path]:
-        """Those that are here of the files that opening would map. Raises CheckpointDamaged."""
-        return files_at_hand(self.path)
+        """Those of bind(), as far as they are here: other copies may lie beside them."""
+        index = self.path / INDEX_NAME
+        if index.is_file():
+            owners = read_json_object(index, _INDEX_LIMIT_BYTES).get("weight_map")
+            names = {str(name) for name in owners.values()} if isinstance(owners, dict) else ()
+            files = [self.path / name for name in sorted(names) if Path(name).name == name]
+            return [file for file in files if file.is_file()]
+        single = self.path / "model.safetensors"
+        return [single] if single.is_file() else sorted(self.path.glob("*.safetensors"))
 
     def bind(self) -> list[BoundTensor]:
         """Raises ModelNotFound, CheckpointDamaged or ArchitectureUnsupported."""
@@ -111,14 +122,11 @@ class FolderFiles:
         return True
 
     def notice(self) -> str:
-        """Which of the vendor's sampling settings have no equal here."""
+        """Settings of the vendor that are not followed."""
         ignored = ignored_settings(self.path)
-        where = self.path / "generation_config.json"
-        return (
-            f"{where} has settings that moechat does not follow: {', '.join(ignored)}"
-            if ignored
-            else ""
-        )
+        if not ignored:
+            return ""
+        return f"generation_config.json sets what moechat does not follow: {', '.join(ignored)}"
 
     def vendor_defaults(self) -> dict[str, Any]:
         """From generation_config.json."""

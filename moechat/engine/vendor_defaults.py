@@ -48,12 +48,14 @@ def vendor_defaults(folder: Path) -> dict[str, Any]:
     if do_sample is not None and not isinstance(do_sample, bool):
         why = f"do_sample is {ascii(do_sample)[:80]}, allowed are true and false"
         raise CheckpointDamaged(f"{path} cannot be used", why)
+    if do_sample is False:
+        return {"temperature": 0.0}
     defaults = {key: config[key] for key in _KEYS if config.get(key) is not None}
     try:
         SamplingParams(**defaults)
     except BadParameter as error:
         raise CheckpointDamaged(f"{path} cannot be used", error.what) from None
-    return {"temperature": 0.0} if do_sample is False else defaults
+    return defaults
 
 
 def ignored_settings(folder: Path) -> list[str]:

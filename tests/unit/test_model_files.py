@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import gguf_vocabulary as v
 import gguf_writer as w
 import numpy as np
 import pytest
+from oracles import MINI
 
 from moechat.engine.model_files import GGUFFiles
 from moechat.errors import CheckpointDamaged
@@ -38,3 +41,15 @@ def test_a_template_of_another_type_is_not_none(tmp_path: Path) -> None:
     for ask in files.has_chat_template, files.notice:
         with pytest.raises(CheckpointDamaged, match=r"m\.gguf .*chat_template is no string"):
             ask()
+
+
+def test_a_folder_needs_nothing_of_gguf() -> None:
+    code = (
+        "import sys; from pathlib import Path; from moechat.engine.model_files import *; "
+        "files = find_model_files(Path(sys.argv[1])); files.bind(); files.text(); files.notice(); "
+        "print([name for name in sys.modules if 'moechat' in name and "
+        "('gguf_' in name or '.quantize.' in name) and not name.endswith('gguf_find')])"
+    )
+    command = [sys.executable, "-c", code, str(MINI)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    assert run.stdout.strip() == "['moechat.gguf_magic']"

@@ -323,14 +323,12 @@ def test_memory_stays_small_whatever_the_layer(tmp_path):
         file.write(len(text).to_bytes(8, "little") + text)
         file.truncate(8 + len(text) + 2 * rows * cols)
     (folder / "config.json").write_text("{}")
-    # VmHWM, since a process inherits ru_maxrss from the one that started it; what a worker is
-    # forked from does not count, so of workers ru_maxrss is right.
     script = (
-        "import re, resource, sys\nfrom pathlib import Path\n"
-        "from moechat.quantize.job import Job\n"
+        "import resource, sys\nfrom pathlib import Path\nfrom moechat.quantize.job import Job\n"
+        "import numpy\n"
         "Job(Path(sys.argv[1]), Path(sys.argv[2]), 'int4').run(lambda progress: None)\n"
-        "print(re.search(r'VmHWM:\\s*(\\d+) kB', open('/proc/self/status').read())[1])\n"
-        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)\n"
+        "for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):\n"
+        "    print(resource.getrusage(who).ru_maxrss)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script, folder, tmp_path / "target"],
@@ -338,5 +336,4 @@ def test_memory_stays_small_whatever_the_layer(tmp_path):
         timeout=120,
         check=True,
     )
-    used = [int(kilobytes) for kilobytes in done.stdout.split()]
-    assert len(used) == 2 and max(used) < 110_000, used
+    assert all(int(kilobytes) < 110_000 for kilobytes in done.stdout.split())
