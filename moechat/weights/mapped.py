@@ -104,22 +104,6 @@ class Checkpoint:
         self.tensors = {}
 
 
-def files_at_hand(folder: Path) -> list[Path]:
-    """Weight files that opening the folder would map, as far as they are there.
-
-    Raises CheckpointDamaged for an index that cannot be read.
-    """
-    if os.path.lexists(folder / INDEX_NAME):
-        owners = read_json_object(folder / INDEX_NAME, _INDEX_LIMIT_BYTES).get("weight_map")
-        names = owners.values() if isinstance(owners, dict) else []
-        named = {name for name in names if isinstance(name, str) and os.path.basename(name) == name}
-        files = [folder / name for name in sorted(named) if name and "\0" not in name]
-    else:
-        single = folder / _SINGLE_NAME
-        files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
-    return [file for file in files if file.is_file()]
-
-
 def _find_files(folder: Path) -> tuple[list[Path], dict[str, str]]:
     """The folder's weight files, and the file name of each tensor that an index names."""
     if os.path.lexists(folder / INDEX_NAME):
