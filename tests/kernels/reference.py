@@ -48,6 +48,7 @@ VARIANTS = [
     Variant("fp8", "e8m0", (1, 32)),
     Variant("mxfp4", "e8m0", (1, 32)), Variant("int4", "bf16", (1, 32)),
     Variant("int4", "f16", (1, 64)), Variant("int4", "f32", (1, 128)),
+    Variant("int4", "bf16", (1, 96)), Variant("int4", "bf16", ONE_A_ROW),
     *map(Variant, BLOCKS),
     Variant("awq", "f16", (32, 1), transposed=True),
     Variant("gptq", "f16", (128, 1), transposed=True),

@@ -184,7 +184,7 @@ def test_nan_goes_where_it_belongs_and_nowhere_else(isa: str, variant: Variant) 
     good = case(shape, variant)
     weight = with_nan(good)
     nan = np.isnan(weight.values)
-    assert nan.any() and not nan.all(0).any() and not nan.all(1).any()
+    assert nan.any() and not nan.all()
     for compute in COMPUTES:
         for kernel in KERNELS:
             lanes = nan.any(0 if kernel == "gemv_transposed" else 1)

@@ -13,7 +13,7 @@ enum class Scaling {
   kNone,       // lanes are values
   kGrid,       // times the grid's scale, times kGain
   kBlock,      // times the scale inside the block of kTile columns
-  kSubBlocks,  // inside the block: `scales(block, dst)` unpacks them for `sub_tile`, which applies them
+  kSubBlocks,  // inside the block: `scales(block, dst)` unpacks them, `sub_tile` applies them
   kColumn,     // codes, to which each column's scale and zero point are applied
 };
 
@@ -222,10 +222,11 @@ struct Decoder<Format::kQ4_K> {
   [[gnu::always_inline]] static void scales(const uint8_t* block, float* dst) {
     k_scales(block, dst);
   }
-  [[gnu::always_inline]] static void sub_tile(const uint8_t* block, int64_t j, const float* scales,
-                                              Lanes* out) {
-    const uint8_t* p = block + 16 + j / 2 * 32;
-    const auto shift = static_cast<uint32_t>(j % 2 * 4);
+  [[gnu::always_inline]] static void sub_tile(const uint8_t* block, int64_t half, int quarter,
+                                              const float* scales, Lanes* out) {
+    const int64_t j = half * 4 + quarter;
+    const uint8_t* p = block + 16 + half * 64 + quarter / 2 * 32;
+    const auto shift = static_cast<uint32_t>(quarter % 2 * 4);
     const Lanes scale = broadcast(scales[j]), minus_minimum = broadcast(scales[j + 8]);
 #pragma GCC unroll 4
     for (int v = 0; v < kTileLanes; ++v)
@@ -239,15 +240,17 @@ struct Decoder<Format::kQ5_K> {
   [[gnu::always_inline]] static void scales(const uint8_t* block, float* dst) {
     k_scales(block, dst);
   }
-  [[gnu::always_inline]] static void sub_tile(const uint8_t* block, int64_t j, const float* scales,
-                                              Lanes* out) {
-    const uint8_t* p = block + 48 + j / 2 * 32;
-    const auto shift = static_cast<uint32_t>(j % 2 * 4), bit = static_cast<uint32_t>(j);
+  [[gnu::always_inline]] static void sub_tile(const uint8_t* block, int64_t half, int quarter,
+                                              const float* scales, Lanes* out) {
+    const int64_t j = half * 4 + quarter;
+    const uint8_t* p = block + 48 + half * 64 + quarter / 2 * 32;
+    const auto shift = static_cast<uint32_t>(quarter % 2 * 4);
+    const Ints fifth_bit = Ints{} + (1u << j);
     const Lanes scale = broadcast(scales[j]), minus_minimum = broadcast(scales[j + 8]);
 #pragma GCC unroll 4
     for (int v = 0; v < kTileLanes; ++v) {
-      const Ints upper = (load_bytes(block + 16 + v * kLanes) >> bit & 1u) << 4;
-      const Ints code = (load_bytes(p + v * kLanes) >> shift & 15u) | upper;
+      const Ints set = (load_bytes(block + 16 + v * kLanes) & fifth_bit) == fifth_bit;
+      const Ints code = (load_bytes(p + v * kLanes) >> shift & 15u) | (set & 16u);
       out[v] = fma(to_float(code), scale, minus_minimum);
     }
   }
@@ -261,27 +264,29 @@ struct Decoder<Format::kQ6_K> {
     store_eight(load_u32(block + 192) | uint64_t{load_u32(block + 196)} << 32, d, dst);
     store_eight(load_u32(block + 200) | uint64_t{load_u32(block + 204)} << 32, d, dst + 8);
   }
-  [[gnu::always_inline]] static void sub_tile(const uint8_t* block, int64_t j, const float* scales,
-                                              Lanes* out) {
-    const uint8_t* low = block + j / 4 * 64 + j % 2 * 32;
-    const uint8_t* high = block + 128 + j / 4 * 32;
-    const auto low_shift = static_cast<uint32_t>(j % 4 / 2 * 4);
-    const auto high_shift = static_cast<uint32_t>(j % 4 * 2);
+  [[gnu::always_inline]] static void sub_tile(const uint8_t* block, int64_t half, int quarter,
+                                              const float* scales, Lanes* out) {
+    const uint8_t* low = block + half * 64 + quarter % 2 * 32;
+    const uint8_t* high = block + 128 + half * 32;
+    const auto low_shift = static_cast<uint32_t>(quarter / 2 * 4);
+    const auto high_shift = static_cast<uint32_t>(quarter * 2);
+    scales += half * 8 + quarter * 2;
 #pragma GCC unroll 4
     for (int v = 0; v < kTileLanes; ++v) {
       const Ints upper = (load_bytes(high + v * kLanes) >> high_shift & 3u) << 4;
       const Ints code = (load_bytes(low + v * kLanes) >> low_shift & 15u) | upper;
-      out[v] = mul(to_float(code - 32u), broadcast(scales[2 * j + v * kLanes / 16]));
+      out[v] = mul(to_float(code - 32u), broadcast(scales[v * kLanes / 16]));
     }
   }
 };
 
-// Of the tile at `col` of a row of sub-blocks, whose scales are those of the whole block.
+// Tile number `quarter` from `col` on, a multiple of four tiles, of a row of sub-blocks; `scales` are
+// those of the whole block.
 template <Format kFormat>
-[[gnu::always_inline]] inline void sub_block_tile(const uint8_t* row, int64_t col,
+[[gnu::always_inline]] inline void sub_block_tile(const uint8_t* row, int64_t col, int quarter,
                                                   const float* scales, Lanes* out) {
   const uint8_t* block = row + col / 256 * unit_of(kFormat).bytes;
-  Decoder<kFormat>::sub_tile(block, col / 32 % 8, scales, out);
+  Decoder<kFormat>::sub_tile(block, col / 128 % 2, quarter, scales, out);
 }
 
 // The first n <= kTile columns of a tile, zeros behind; nothing beyond the last stored byte of the

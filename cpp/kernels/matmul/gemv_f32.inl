@@ -50,13 +50,13 @@ struct RowTile {
     return zero();  // not used
   }
 
-  // The tile at `col` of row i, of which n columns count.
-  [[gnu::always_inline]] void decode(int i, int64_t col, int64_t n, Lanes* out) const {
+  // Tile number t of row i's group, of which n columns count.
+  [[gnu::always_inline]] void decode(int i, const Groups& g, int t, int64_t n, Lanes* out) const {
     if constexpr (kScaling == Scaling::kSubBlocks)
-      sub_block_tile<kFormat>(data[i], col,
-                              in.scales + i * in.scale_stride + col / 256 * kBlockScales, out);
+      sub_block_tile<kFormat>(data[i], g.begin, t,
+                              in.scales + i * in.scale_stride + g.begin / 256 * kBlockScales, out);
     else
-      decode_tile<kFormat, false>(data[i], col, n, out);
+      decode_tile<kFormat, false>(data[i], g.begin + t * kTile, n, out);
   }
 
   // The same bytes of the rows that are next in turn.
@@ -64,6 +64,18 @@ struct RowTile {
     const uint8_t* next = data[i] + kRows * w.row_stride_bytes + g.begin * kUnit.bytes / kUnit.cols;
     for (int64_t byte = 0; byte < count * kUnit.bytes / kUnit.cols; byte += 64)
       _mm_prefetch(reinterpret_cast<const char*>(next + byte), _MM_HINT_T0);
+  }
+
+  // function(tile number, its columns) for the tiles of a group.
+  template <int64_t kWhole, typename Function>
+  [[gnu::always_inline]] static void for_tiles(int64_t count, const Function& function) {
+    if constexpr (kWhole > 0) {
+#pragma GCC unroll 4
+      for (int t = 0; t < kWhole; ++t) function(t, kTile);
+    } else {
+      for (int t = 0; t * kTile < count; ++t)
+        function(t, count - t * kTile < kTile ? count - t * kTile : kTile);
+    }
   }
 
   // One group: kWhole whole tiles or, with 0, whatever it has. With kSingle (one activation row)
@@ -77,41 +89,38 @@ struct RowTile {
       prefetch(i, g, count);
       factor[i] = scale(i, g);
       if constexpr (kFormat == Format::kFP8) probe[i].add(data[i] + g.begin, count);
-      if constexpr (kSingle) continue;
-      for (int64_t k = 0; k < count; k += kTile)
-        decode(i, g.begin + k, whole_or<kWhole>(count - k), weight[i] + k / kLanes);
+      if constexpr (!kSingle)
+        for_tiles<kWhole>(count, [&](int t, int64_t n) {
+          decode(i, g, t, n, weight[i] + t * kTileLanes);
+        });
     }
     for (int r = 0; r < (kSingle ? 1 : in.num_rows); ++r) {
       const float* x = in.x + r * in.x_stride + g.begin;
       Lanes acc[kRows];
 #pragma GCC unroll 4
       for (int i = 0; i < kRows; ++i) acc[i] = zero();
-      for (int64_t k = 0; k < count; k += kTile) {
+      for_tiles<kWhole>(count, [&](int t, int64_t n) {
         Lanes input[kTileLanes];
 #pragma GCC unroll 4
-        for (int v = 0; v < kTileLanes; ++v)
-          input[v] = kWhole > 0 ? load(x + k + v * kLanes)
-                                : load_some(x + k + v * kLanes, count - k - v * kLanes);
+        for (int v = 0; v < kTileLanes; ++v) {
+          const float* lane = x + t * kTile + v * kLanes;
+          input[v] = kWhole > 0 ? load(lane) : load_some(lane, n - v * kLanes);
+        }
 #pragma GCC unroll 4
         for (int i = 0; i < kRows; ++i) {
           Lanes fresh[kTileLanes];
-          if constexpr (kSingle) decode(i, g.begin + k, whole_or<kWhole>(count - k), fresh);
+          if constexpr (kSingle) decode(i, g, t, n, fresh);
 #pragma GCC unroll 4
           for (int v = 0; v < kTileLanes; ++v)
-            acc[i] = fma(kSingle ? fresh[v] : weight[i][k / kLanes + v], input[v], acc[i]);
+            acc[i] = fma(kSingle ? fresh[v] : weight[i][t * kTileLanes + v], input[v], acc[i]);
         }
-      }
+      });
 #pragma GCC unroll 4
       for (int i = 0; i < kRows; ++i)
         total[r][i] = kScaling == Scaling::kGrid || kScaling == Scaling::kBlock
                           ? fma(acc[i], factor[i], total[r][i])
                           : add(acc[i], total[r][i]);
     }
-  }
-
-  template <int64_t kWhole>
-  [[gnu::always_inline]] static int64_t whole_or(int64_t left) {
-    return kWhole > 0 || left > kTile ? kTile : left;
   }
 
   template <bool kSingle>
@@ -181,7 +190,8 @@ void gemv(const MatrixView& w, int64_t row_begin, int64_t row_end, Compute compu
   const int64_t stride = (w.cols + kLanes - 1) / kLanes * kLanes;
   for (int r = 0; r < num_rows; ++r) copy_inputs(x[r], w.cols, compute, inputs + r * stride);
   float* rest = inputs + num_rows * stride;
-  const int64_t scales = unit_of(w.format).cols == 256 ? w.cols / 256 * kBlockScales : num_scales(w);
+  const bool sub_blocks = unit_of(w.format).cols == 256;
+  const int64_t scales = sub_blocks ? w.cols / 256 * kBlockScales : num_scales(w);
   const int64_t scale_stride = (scales + kLanes - 1) / kLanes * kLanes;
   const GemvInputs in{inputs, stride, num_rows, rest, scale_stride};
   if (w.col_step != 1 || w.format == Format::kAWQ || w.format == Format::kGPTQ)

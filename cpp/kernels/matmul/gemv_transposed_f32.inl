@@ -4,10 +4,10 @@
 // the weight is multiplied by its scale first, as in the reference. So a column's bits depend
 // neither on where the column range was split nor on how the rows of x were gathered.
 
-constexpr int64_t kInputs = 1024;            // weight rows whose inputs are copied at a time
-constexpr int64_t kInputStride = 1024 + 16;  // not a multiple of a page
-constexpr int64_t kOuterChunk = 64;          // rows of x at a time
-constexpr int64_t kValues = 128;             // weight rows that become float32 at a time
+constexpr int64_t kDeep = 128;                // weight rows at a time
+constexpr int64_t kInputStride = kDeep + 16;  // rows of x in different sets of the cache
+constexpr int64_t kOuterChunk = 64;           // rows of x at a time
+constexpr int64_t kAhead = 24;                // stored rows between prefetch and use
 
 // One row of x against the whole tile [col, col + kTile), straight from the stored bytes;
 // where its columns share a scale of the grid or have none.
@@ -18,15 +18,14 @@ template <Format kFormat>
   constexpr Scaling kScaling = Decoder<kFormat>::kScaling;
   Lanes acc[kTileLanes], scale = zero();
   for (int v = 0; v < kTileLanes; ++v) acc[v] = n_begin == 0 ? zero() : load(y + col + v * kLanes);
+  const int64_t first_byte = col / unit_of(kFormat).cols * unit_of(kFormat).bytes;
   ColumnScales columns{};
   int64_t next_scales = n_begin;
   for (int64_t n = n_begin; n < n_end; ++n) {
     if (kScaling == Scaling::kGrid || kScaling == Scaling::kColumn)
       if (n == next_scales) {
         const int64_t grid_row = w.grid_row(n);
-        next_scales = w.group_index != nullptr
-                          ? n + 1
-                          : n + w.block_rows - (n + w.row_origin) % w.block_rows;
+        next_scales = next_grid_row(w, n);
         if constexpr (kScaling == Scaling::kColumn)
           load_columns<kFormat>(w, grid_row, col, kTile, columns);
         if constexpr (kScaling == Scaling::kGrid)
@@ -34,14 +33,17 @@ template <Format kFormat>
                             load_scale(w.scale_type, w.scale + grid_row * w.scale_row_stride_bytes,
                                        (col + w.col_origin) / w.block_cols));
       }
-    const uint8_t* row = w.data + n * w.row_stride_bytes;
+    const int64_t stored_row = kFormat == Format::kGPTQ ? n / 8 : n;
+    const uint8_t* row = w.data + stored_row * w.row_stride_bytes;
+    _mm_prefetch(reinterpret_cast<const char*>(row + kAhead * w.row_stride_bytes + first_byte),
+                 _MM_HINT_T0);
     Lanes weight[kTileLanes];
     if constexpr (kScaling == Scaling::kColumn) {
       column_tile<kFormat>(w, n, col, kTile, columns, weight);
     } else if constexpr (kScaling == Scaling::kSubBlocks) {
       alignas(64) float scales[kBlockScales];
       Decoder<kFormat>::scales(row + col / 256 * unit_of(kFormat).bytes, scales);
-      sub_block_tile<kFormat>(row, col, scales, weight);
+      sub_block_tile<kFormat>(row, col / 128 * 128, static_cast<int>(col / 32 % 4), scales, weight);
     } else {
       Decoder<kFormat>::template tile<true>(row, col, weight);
     }
@@ -108,29 +110,27 @@ void outer_tile(const float* values, int64_t count, const float* inputs, int64_t
   }
 }
 
-// Columns [col_begin, col_end) of a chunk of rows of x.
+// Columns [col_begin, col_end) of a chunk of rows of x. All columns of some weight rows come before
+// the next weight rows, so that memory is read in order.
 void outer_chunk(const MatrixView& w, int64_t col_begin, int64_t col_end, Compute compute,
                  const float* const* x, int64_t num_rows, float* const* y, float* scratch) {
-  float* inputs = scratch;                              // [kOuterChunk][kInputStride]
-  float* values = scratch + kOuterChunk * kInputStride;  // [kValues][kTile]
-  for (int64_t n = 0; n < w.rows; n += kInputs) {
-    const int64_t count = w.rows - n < kInputs ? w.rows - n : kInputs;
+  float* inputs = scratch;                               // [kOuterChunk][kInputStride]
+  float* values = scratch + kOuterChunk * kInputStride;  // [kDeep][kTile]
+  for (int64_t n = 0; n < w.rows; n += kDeep) {
+    const int64_t end = w.rows - n < kDeep ? w.rows : n + kDeep;
     for (int64_t r = 0; r < num_rows; ++r)
-      copy_inputs(x[r] + n, count, compute, inputs + r * kInputStride);
+      copy_inputs(x[r] + n, end - n, compute, inputs + r * kInputStride);
     for (int64_t col = col_begin / kTile * kTile; col < col_end; col += kTile) {
       const Span span(w, col, w.cols - col < kTile ? w.cols - col : kTile);
       const bool whole = w.col_step == 1 && col_begin <= col && col + kTile <= col_end;
       const bool one_scale = !has_row_scales(w.format) || span.scale_left >= kTile;
       if (num_rows == 1 && whole && one_scale) {
         for_format(w.format, [&](auto format) {
-          outer_single<format.value>(w, col, inputs, n, n + count, y[0]);
+          outer_single<format.value>(w, col, inputs, n, end, y[0]);
         });
-        continue;
-      }
-      for (int64_t m = 0; m < count; m += kValues) {
-        const int64_t rows = count - m < kValues ? count - m : kValues;
-        load_rows(w, n + m, n + m + rows, span, kTile, values);
-        outer_tile(values, rows, inputs + m, col, col_begin, col_end, n + m == 0, y, num_rows);
+      } else {
+        load_rows(w, n, end, span, kTile, values);
+        outer_tile(values, end - n, inputs, col, col_begin, col_end, n == 0, y, num_rows);
       }
     }
   }

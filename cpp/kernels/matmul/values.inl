@@ -70,7 +70,7 @@ template <Format kFormat>
     if constexpr (Decoder<kFormat>::kScaling == Scaling::kSubBlocks) {
       if (k == 0 || col % 256 == 0)
         Decoder<kFormat>::scales(row + col / 256 * unit_of(kFormat).bytes, scales);
-      sub_block_tile<kFormat>(row, col, scales, out);
+      sub_block_tile<kFormat>(row, col / 128 * 128, static_cast<int>(col / 32 % 4), scales, out);
     } else {
       Decoder<kFormat>::template tile<true>(row, col, out);
     }
@@ -127,36 +127,51 @@ template <Format kFormat>
     out[v] = fma(to_float(Decoder<kFormat>::codes(p, v, n)), columns.scale[v], columns.offset[v]);
 }
 
-// dst[i] = stored element (row, span.col + i); up to kTile - 1 floats behind may be written, too.
-// The columns begin at a multiple of kTile.
+// The first stored row behind `row` that may use another row of the grid.
+[[gnu::always_inline]] inline int64_t next_grid_row(const MatrixView& w, int64_t row) {
+  if (w.group_index != nullptr) return row + 1;
+  return row + w.block_rows - (row + w.row_origin) % w.block_rows;
+}
+
+// load_rows for kAWQ and kGPTQ.
 template <Format kFormat>
-[[gnu::always_inline]] inline void load_values(const MatrixView& w, int64_t row, const Span& span,
-                                               float* dst) {
-  constexpr Scaling kScaling = Decoder<kFormat>::kScaling;
-  const uint8_t* data = w.data + row * w.row_stride_bytes;
-  if constexpr (kScaling == Scaling::kColumn) {
-    for (int64_t k = 0; k < span.count; k += kTile) {
-      const int64_t n = span.count - k < kTile ? span.count - k : kTile;
-      ColumnScales columns;
-      load_columns<kFormat>(w, w.grid_row(row), span.col + k, n, columns);
+[[gnu::always_inline]] inline void column_values(const MatrixView& w, int64_t begin, int64_t end,
+                                                 const Span& span, int64_t stride, float* dst) {
+  for (int64_t k = 0; k < span.count; k += kTile) {
+    const int64_t n = span.count - k < kTile ? span.count - k : kTile;
+    ColumnScales columns{};
+    int64_t next = begin;
+    for (int64_t row = begin; row < end; ++row) {
+      if (row == next) {
+        load_columns<kFormat>(w, w.grid_row(row), span.col + k, n, columns);
+        next = next_grid_row(w, row);
+      }
       Lanes out[kTileLanes];
       column_tile<kFormat>(w, row, span.col + k, n, columns, out);
-      for (int v = 0; v < kTileLanes; ++v) store(dst + k + v * kLanes, out[v]);
+      for (int v = 0; v < kTileLanes; ++v)
+        store(dst + (row - begin) * stride + k + v * kLanes, out[v]);
     }
-  } else if constexpr (kScaling == Scaling::kGrid) {
-    grid_values<kFormat>(w, data, w.scale + w.grid_row(row) * w.scale_row_stride_bytes, span, dst);
-  } else if constexpr (unit_of(kFormat).cols == 1) {
-    plain_values<kFormat>(w, data, span, dst);
-  } else {
-    block_values<kFormat>(data, span, dst);
   }
 }
 
-// load_values of the rows [begin, end), `stride` floats apart.
+// dst[(row - begin) * stride + i] = stored element (row, span.col + i) for the rows [begin, end);
+// up to kTile - 1 floats behind each row may be written, too. span.col is a multiple of kTile.
 void load_rows(const MatrixView& w, int64_t begin, int64_t end, const Span& span, int64_t stride,
                float* dst) {
   for_format(w.format, [&](auto format) {
-    for (int64_t row = begin; row < end; ++row, dst += stride)
-      load_values<format.value>(w, row, span, dst);
+    constexpr Format kFormat = format.value;
+    if constexpr (Decoder<kFormat>::kScaling == Scaling::kColumn)
+      return column_values<kFormat>(w, begin, end, span, stride, dst);
+    for (int64_t row = begin; row < end; ++row) {
+      const uint8_t* data = w.data + row * w.row_stride_bytes;
+      float* values = dst + (row - begin) * stride;
+      if constexpr (Decoder<kFormat>::kScaling == Scaling::kGrid)
+        grid_values<kFormat>(w, data, w.scale + w.grid_row(row) * w.scale_row_stride_bytes, span,
+                             values);
+      else if constexpr (unit_of(kFormat).cols == 1 && Decoder<kFormat>::kScaling == Scaling::kNone)
+        plain_values<kFormat>(w, data, span, values);
+      else if constexpr (unit_of(kFormat).cols >= kTile)
+        block_values<kFormat>(data, span, values);
+    }
   });
 }
