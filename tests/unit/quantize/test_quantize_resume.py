@@ -184,6 +184,19 @@ def test_lost_parts_are_made_again(tmp_path, source, convert, uninterrupted):
     assert contents(target) == uninterrupted
 
 
+def test_a_lost_part_is_not_believed_in_later_either(tmp_path, source, convert, uninterrupted):
+    """Killed while it makes a lost part again: what the journal said of the old one is void."""
+    target = tmp_path / "target"
+    run_killed(source, target, 30)
+    (part,) = target.glob("*.part")
+    size = part.stat().st_size
+    part.unlink()
+    run_killed(source, target, 3, "after")  # the journal is on disk, and the new part begun
+    os.truncate(part, size) if part.exists() else part.write_bytes(bytes(size))
+    convert(source, target, "int4")
+    assert contents(target) == uninterrupted
+
+
 def test_shortened_parts_are_made_again(tmp_path, source, convert, uninterrupted):
     target = tmp_path / "target"
     run_killed(source, target, 30)
