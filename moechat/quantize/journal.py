@@ -1,6 +1,7 @@
 """What is done of a job that may be killed at any moment: one line for each finished layer.
 
-A line is written after the layer's bytes are on disk, so what it says holds after a power cut, too.
+Lines are only appended. One is written after the layer's bytes are on disk, so what it says holds
+after a power cut, too.
 """
 
 from __future__ import annotations
@@ -52,6 +53,14 @@ class Journal:
         self._write(lines.encode())
         self.records.update((record.layer_index, record) for record in records)
 
+    def forget(self, layer_indices: list[int]) -> None:
+        """Note that these layers are to be done again: their bytes are gone."""
+        if not layer_indices:
+            return
+        self._write("".join(json.dumps([index]) + "\n" for index in layer_indices).encode())
+        for index in layer_indices:
+            self.records.pop(index, None)
+
     def remove(self) -> None:
         """The job is complete."""
         with writing(self.path):
@@ -87,22 +96,24 @@ class Journal:
         first, *lines = whole.splitlines()
         self._check_identity(folder, first, identity)
         for line in lines:
-            record = self._record(line)
-            if record is None:
+            if not self._replay(line):
                 raise self._foreign(folder, "a line of its journal cannot be read")
-            self.records[record.layer_index] = record
 
-    def _record(self, line: bytes) -> Record | None:
-        """The record in a line; None when it is none of this job's."""
+    def _replay(self, line: bytes) -> bool:
+        """Take in one line, ``[index, error, sum]`` or ``[index]``; False when it is neither."""
         try:
-            index, squared_error, squared_sum = json.loads(line)
+            index, *squares = json.loads(line)
         except (ValueError, TypeError):
-            return None
+            return False
         if type(index) is not int or not 0 <= index < self._num_layers:
-            return None
-        if type(squared_error) is not float or type(squared_sum) is not float:
-            return None
-        return Record(index, squared_error, squared_sum)
+            return False
+        if not squares:
+            self.records.pop(index, None)
+            return True
+        if len(squares) != 2 or any(type(value) is not float for value in squares):
+            return False
+        self.records[index] = Record(index, *squares)
+        return True
 
     def _check_identity(self, folder: Path, line: bytes, identity: dict[str, str]) -> None:
         try:

@@ -63,8 +63,7 @@ class Run:
         self._named = [self._is_named(shard) for shard in range(len(plan.shards))]
         for shard in range(len(plan.shards)):
             if not self._named[shard] and not self._part_holds_records(shard):
-                for index in self._shard_layers[shard]:
-                    journal.records.pop(index, None)
+                journal.forget([i for i in self._shard_layers[shard] if i in journal.records])
         # Layers that a file still lacks.
         self._missing = [
             sum(index not in journal.records for index in layers) for layers in self._shard_layers

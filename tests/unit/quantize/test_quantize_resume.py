@@ -52,9 +52,10 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def run_killed(source, target, kill_at, moment="before", to="int4"):
+def run_killed(source, target, kill_at, moment="before", shard_bytes=SHARD_BYTES):
+    settings = ("int4", str(shard_bytes), str(kill_at), moment)
     return subprocess.run(
-        [sys.executable, "-c", KILLED, source, target, to, str(SHARD_BYTES), str(kill_at), moment],
+        [sys.executable, "-c", KILLED, source, target, *settings],
         capture_output=True,
         text=True,
         timeout=60,
@@ -183,6 +184,21 @@ def test_lost_parts_are_made_again(tmp_path, source, convert, uninterrupted):
     part.unlink()
     convert(source, target, "int4")
     assert contents(target) == uninterrupted
+
+
+def test_a_lost_part_is_not_believed_in_later_either(tmp_path, source, convert):
+    """Killed while it makes a lost part again: what the journal said of the old one is void."""
+    target, one_file = tmp_path / "target", 10**9
+    convert(source, tmp_path / "whole", "int4", one_file)
+    run_killed(source, target, 30, shard_bytes=one_file)
+    (part,) = target.glob("*.part")
+    size = part.stat().st_size
+    part.unlink()
+    run_killed(source, target, 12, "after", one_file)
+    assert part.stat().st_size < size
+    os.truncate(part, size)  # as if a later layer's end had been written first
+    convert(source, target, "int4", one_file)
+    assert contents(target) == contents(tmp_path / "whole")
 
 
 def test_shortened_parts_are_made_again(tmp_path, source, convert, uninterrupted):
