@@ -51,10 +51,10 @@ READ_BYTES = 1 << 30
 class Peer:
     """llama.cpp in a process of its own."""
 
-    def __init__(self, python: str, file: str, threads: int) -> None:
+    def __init__(self, python: str, file: str) -> None:
         worker = Path(__file__).with_name("llamacpp_worker.py")
         self._process = subprocess.Popen(
-            [python, str(worker), file, str(CONTEXT_TOKENS), str(threads)],
+            [python, str(worker), file, str(CONTEXT_TOKENS)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -104,12 +104,15 @@ def greedy(engine: Engine, ids: list[int], count: int) -> list[int]:
 
 def tokens(arguments: argparse.Namespace, peer: Peer) -> None:
     """Common prefix of greedy tokens, and both margins where the two part."""
+    steps_of: dict[str, Any] = {}
     for compute in ("exact", "bf16"):
         with opened(arguments, compute) as engine:
             begin = bos(engine, arguments.model)
             for prompt in PROMPTS:
                 ids = begin + engine.text.tokenizer.encode(prompt)
-                steps = peer.ask("greedy", ids, GREEDY_TOKENS)
+                if prompt not in steps_of:
+                    steps_of[prompt] = peer.ask("greedy", ids, GREEDY_TOKENS)
+                steps = steps_of[prompt]
                 theirs = [step[0] for step in steps]
                 ours = greedy(engine, ids, GREEDY_TOKENS)
                 pairs = zip(ours, theirs)
@@ -240,6 +243,7 @@ def speed(arguments: argparse.Namespace, peer: Peer) -> None:
                 lambda: peer.ask("prefill", long),
             ),
         }
+        peer.ask("use_threads", arguments.threads)
         reads, loads = [], []
         rates: dict[str, list[list[float]]] = {name: [] for name in contests}
         for round_ in range(arguments.rounds + 1):
@@ -278,7 +282,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_intermixed_args()
-    peer = Peer(arguments.peer, arguments.model, arguments.threads)
+    # One thread until speed counts: beside other jobs more of them would wait for each other.
+    peer = Peer(arguments.peer, arguments.model)
     info = peer.ask("info")
     print(f"{Path(arguments.model).name} on {processor()}, {os.cpu_count()} processors")
     print(f"moechat: {_native.active_instruction_set()}")

@@ -19,15 +19,10 @@ import numpy as np
 BATCH_TOKENS = 512  # llama.cpp's own default for one pass
 
 
-@lc.llama_log_callback
-def _silence(level: int, text: bytes, data: Any) -> None:
-    """Logs would mix with the answers' terminal."""
-
-
 class Worker:
     """One model, one context; every operation begins with an empty KV cache."""
 
-    def __init__(self, path: str, context_tokens: int, threads: int) -> None:
+    def __init__(self, path: str, context_tokens: int) -> None:
         model_params = lc.llama_model_default_params()
         self.model = lc.llama_model_load_from_file(path.encode(), model_params)
         if not self.model:
@@ -35,7 +30,7 @@ class Worker:
         params = lc.llama_context_default_params()
         params.n_ctx = context_tokens
         params.n_batch = params.n_ubatch = BATCH_TOKENS
-        params.n_threads = params.n_threads_batch = threads
+        params.n_threads = params.n_threads_batch = 1
         self.context = lc.llama_init_from_model(self.model, params)
         self.vocabulary = lc.llama_model_get_vocab(self.model)
         self.num_tokens = lc.llama_vocab_n_tokens(self.vocabulary)
@@ -44,6 +39,10 @@ class Worker:
         """Version and what the build computes with."""
         features = lc.llama_print_system_info().decode().replace(" = 1", "").split(" | ")
         return {"version": lc.__version__, "features": " ".join(filter(None, features))}
+
+    def use_threads(self, threads: int) -> None:
+        """From now on."""
+        lc.llama_set_n_threads(self.context, threads, threads)
 
     def tokenize(self, text: str) -> list[int]:
         """Ids of plain text: no token is added, and no spelling becomes a control token."""
@@ -61,7 +60,8 @@ class Worker:
         self._decode(ids)
         for _ in range(count):
             logits = self._logits(1)[0]
-            first, second = np.argsort(logits)[:-3:-1].tolist()
+            pair = np.argpartition(logits, -2)[-2:].tolist()
+            first, second = sorted(pair, key=lambda token: -logits[token])
             steps.append((first, float(logits[first] - logits[second]), [first, second]))
             self._decode([first])
         return steps
@@ -124,12 +124,13 @@ class Worker:
 
 def main() -> None:
     """Answer requests until the pipe ends."""
-    lc.llama_log_set(_silence, ctypes.c_void_p(0))
-    path, context_tokens, threads = sys.argv[1:]
+    silence = lc.llama_log_callback(lambda level, text, data: None)
+    lc.llama_log_set(silence, ctypes.c_void_p(0))
+    path, context_tokens = sys.argv[1:]
     # llama.cpp prints where it likes; answers keep a descriptor of their own.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    worker = Worker(path, int(context_tokens), int(threads))
+    worker = Worker(path, int(context_tokens))
     for line in sys.stdin:
         operation, arguments = json.loads(line)
         print(json.dumps(getattr(worker, operation)(*arguments)), file=answers, flush=True)
