@@ -90,7 +90,7 @@ def test_killed_at_any_moment_and_run_again_it_gives_the_same_bytes(
         else:
             resumed += convert(source, target, "int4").resumed
         assert contents(target) == uninterrupted, f"killed {moment} call {kill_at}"
-    assert resumed > 5 and 1 <= complete <= 2
+    assert resumed > 5 and complete <= 2
 
 
 def test_killed_twice(tmp_path, source, convert, uninterrupted):
@@ -343,8 +343,9 @@ def test_memory_stays_small_whatever_the_layer(tmp_path):
         "import resource, sys\nfrom pathlib import Path\nfrom moechat.quantize.job import Job\n"
         "import numpy\n"
         "Job(Path(sys.argv[1]), Path(sys.argv[2]), 'int4').run(lambda progress: None)\n"
-        "for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):\n"
-        "    print(resource.getrusage(who).ru_maxrss)\n"
+        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)\n"
+        # Of itself that would count what pytest had before it started this.
+        "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script, folder, tmp_path / "target"],
@@ -352,4 +353,4 @@ def test_memory_stays_small_whatever_the_layer(tmp_path):
         timeout=120,
         check=True,
     )
-    assert all(int(kilobytes) < 110_000 for kilobytes in done.stdout.split())
+    assert all(int(kilobytes) < 80_000 for kilobytes in done.stdout.split())
