@@ -83,6 +83,8 @@ class Registry:
     def _not_found(self, name: str, path: str) -> ModelNotFound:
         shown = ascii(name if len(name) <= 60 else name[:57] + "...")
         what = f"no model and no folder is called {shown}"
+        if os.sep in path or path.endswith(".gguf"):
+            what = f"there is no file and no folder {shown}"
         if path and os.path.isfile(path):
             what = f"{shown} is no GGUF file; a model is such a file, a folder or a name below"
         close = difflib.get_close_matches(name[:60].lower(), self.entries, n=3)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from moechat.cli import options
 from moechat.cli.list import format_bytes
+
+if TYPE_CHECKING:
+    from moechat.engine.model_files import ModelFiles
 
 _VALUE_COLUMN = 28
 _ENTRY_KEYS = ("architecture", "license", "source", "precision", "size_bytes")
@@ -83,6 +87,25 @@ def _facts_of_files(path: Path) -> dict[str, Any]:
         "chat_template": files.has_chat_template(),
         "files": _files(path) if path.is_dir() else _sizes(files.weight_files),
         "size_bytes": sum(file.stat().st_size for file in files.weight_files),
+    } | _weights(files)
+
+
+def _weights(files: ModelFiles) -> dict[str, Any]:
+    """Parameters, and bytes by storage format; nothing where the weights cannot be opened."""
+    from moechat.errors import MoechatError
+
+    try:
+        tensors = files.bind()
+    except MoechatError:
+        return {}
+    formats: dict[str, int] = {}
+    for tensor in tensors:
+        parts = (tensor.data, tensor.scale, tensor.zeros, tensor.group_index)
+        num_bytes = sum(part.array.nbytes for part in parts if part is not None)
+        formats[tensor.format] = formats.get(tensor.format, 0) + num_bytes
+    return {
+        "parameters": sum(math.prod(tensor.spec.shape) for tensor in tensors),
+        "format_bytes": dict(sorted(formats.items(), key=lambda item: -item[1])),
     }
 
 
@@ -125,6 +148,12 @@ def _lines(facts: dict[str, Any]) -> list[str]:
             lines.append("files")
             for file in value:
                 add(format_bytes(file.get("size_bytes")), file.get("name"), "  ")
+        elif key == "format_bytes" and isinstance(value, dict):
+            lines.append("formats")
+            for format_, size_bytes in value.items():
+                add(format_, format_bytes(size_bytes), "  ")
+        elif key == "parameters":
+            add(label, f"{value:,}")
         elif key == "size_bytes":
             add("weights", format_bytes(value))
         elif isinstance(value, dict):

@@ -51,7 +51,7 @@ class ModelFiles(Protocol):
         """What a user should know before the first answer; "" for nothing."""
 
     def vendor_defaults(self) -> dict[str, Any]:
-        """Sampling parameters that the vendor set; empty when nothing is said."""
+        """Sampling parameters that the vendor set, or that are usual for such files."""
 
     def close(self) -> None:
         """Let go of the mappings; each is unmapped when the last array on it is gone."""
@@ -138,6 +138,10 @@ class FolderFiles:
             self._checkpoint.close()
 
 
+# Without them small models, which most GGUF files hold, wander off at once.
+_USUAL_SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+
+
 class GGUFFiles:
     """One GGUF file, or the parts of a split one: metadata, tokenizer and tensors together."""
 
@@ -212,8 +216,8 @@ class GGUFFiles:
         )
 
     def vendor_defaults(self) -> dict[str, Any]:
-        """The format has no settled keys for them."""
-        return {}
+        """The format has no settled keys for them: what local programs commonly take."""
+        return dict(_USUAL_SAMPLING)
 
     def close(self) -> None:
         """Unmap the file."""

@@ -71,7 +71,11 @@ def load_config(folder: Path) -> dict[str, Any]:
     """config.json of a folder. Raises ModelNotFound without it, CheckpointDamaged."""
     path = folder / "config.json"
     if not os.path.lexists(path):
-        why = "it has no config.json" if os.path.isdir(folder) else "there is no such folder"
+        why = (
+            "it has no config.json, and no .gguf file"
+            if os.path.isdir(folder)
+            else "there is no such folder"
+        )
         raise ModelNotFound(f"{folder} is not a model folder", why)
     return read_json_object(path, _CONFIG_LIMIT_BYTES)
 
