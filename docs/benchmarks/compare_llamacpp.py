@@ -253,8 +253,10 @@ def speed(arguments: argparse.Namespace, peer: Peer) -> None:
                 # Who goes first alternates too.
                 order = (ours, theirs) if round_ % 2 else (theirs, ours)
                 seconds = {run: run() for run in order}
+                rate = [count / seconds[ours], count / seconds[theirs]]
+                print(f"round {round_}: {name}: {rate[0]:.1f} and {rate[1]:.1f} tokens/s")
                 if round_:  # the first is warm-up
-                    rates[name].append([count / seconds[ours], count / seconds[theirs]])
+                    rates[name].append(rate)
     print(f"plain reading, {arguments.threads} threads, GB/s:   {spread(reads[1:], 1)}")
     print(f"load average before each round: {spread(loads[1:], 2)}")
     for name, pairs in rates.items():
