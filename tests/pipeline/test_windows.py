@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from oracles import oracle_folder
 
 from moechat import SamplingParams
+from moechat.prefill.cpu import CpuPrefill
 
 SLACK_SLOTS = 512  # kSlackSlots of cpp/kv/cache.h
 PAGE_SLOTS = 64
@@ -83,15 +86,21 @@ def test_a_rewind_past_the_slack_prefills_again(engine):
     np.testing.assert_allclose(logits, fresh, atol=1e-4)
 
 
-def test_a_cut_prefill_leaves_the_talk_as_it_was(engine):
+def test_a_cut_prefill_leaves_the_talk_as_it_was(engine, monkeypatch):
     session = long_talk(engine)
+    run_layer, layers = CpuPrefill.run_layer, itertools.count()
+
+    def cut_in_the_second_layer(prefill, cancel, window=0):
+        if next(layers) == 1:
+            session.cancel()
+        return run_layer(prefill, cancel, window)
+
     ids, cached = list(session.timeline.ids), len(session.cache)
     prompt = np.random.default_rng(2).integers(3, engine.spec.vocab_size, 3000).tolist()
-    handle = session.generate(prompt, GREEDY)
-    for _ in handle:  # the first event is a finished layer
-        handle.cancel()
-        break
-    list(handle)
+    with monkeypatch.context() as patch:
+        patch.setattr(CpuPrefill, "run_layer", cut_in_the_second_layer)
+        events = list(session.generate(prompt, GREEDY))
+    assert events[-1].finish_reason == "cancelled"
     session.rewind(len(ids))
     assert len(session.cache) == cached
     logits = session.extend([7, 8, 9])
