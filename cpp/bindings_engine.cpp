@@ -3,11 +3,9 @@
 
 #include "bindings.h"
 #include "common/status.h"
-#include "cpu/features.h"
 #include "cpu/threads.h"
 #include "decode/generate.h"
 #include "decode/step.h"
-#include "kernels/experts/experts.h"
 #include "kv/cache.h"
 #include "prefill/prefill.h"
 
@@ -106,42 +104,6 @@ std::vector<FloatArray> run_step(DecodeStep& step, const PyModel& model, const p
   return logits;
 }
 
-FloatArray run_experts(const PyModel& model, ThreadPool& pool, int64_t layer, const FloatArray& x,
-                       const IntArray& ids, const FloatArray& weights) {
-  check(layer >= 0 && layer < static_cast<int64_t>(model.model.layers.size()), "layer out of range");
-  const LayerWeights& layer_weights = model.model.layers[static_cast<size_t>(layer)];
-  check(layer_weights.is_moe, "this layer has no routed experts");
-  check(x.ndim() == 2 && x.shape(1) == model.model.dims.hidden, "x must be [rows, hidden]");
-  check(ids.ndim() == 2 && ids.shape(0) == x.shape(0) && ids.shape(1) > 0, "ids must be [rows, k]");
-  check(weights.ndim() == 2 && weights.shape(0) == ids.shape(0) && weights.shape(1) == ids.shape(1),
-        "weights must be [rows, k]");
-  const py::ssize_t k = ids.shape(1);
-  for (py::ssize_t i = 0; i < ids.size(); ++i) {
-    check(ids.data()[i] >= 0 && ids.data()[i] < model.model.dims.num_experts,
-          "an expert id is out of range");
-    for (py::ssize_t j = i / k * k; j < i; ++j)
-      check(ids.data()[i] != ids.data()[j], "an expert stands twice in a row");
-  }
-  FloatArray y({x.shape(0), x.shape(1)});
-  ExpertsCall call;
-  call.dims = &model.model.dims;
-  call.layer = &layer_weights;
-  call.compute = model.model.compute;
-  call.with_shared = false;
-  call.num_rows = x.shape(0);
-  call.experts_per_token = ids.shape(1);
-  call.x = x.data();
-  call.ids = ids.data();
-  call.weights = weights.data();
-  call.y = y.mutable_data();
-  const py::gil_scoped_release release;
-  Experts experts(active_instruction_set(), pool);
-  Job job;
-  experts.add_phases(job, &call);
-  pool.run(Priority::kDecode, job);
-  return y;
-}
-
 py::object run_prefill_layer(Prefill& prefill, const CancelFlag& cancel, int64_t window) {
   check(window >= 0, "the window cannot be negative");
   check(prefill.next_layer() < prefill.num_layers(), "all layers have run, or the prefill was cut");
@@ -172,17 +134,11 @@ py::object prefill_logits(Prefill& prefill, const CancelFlag& cancel, int64_t fi
 }  // namespace
 
 void register_engine(py::module_& m) {
-  m.def("available_cpus", &available_cpus, "CPUs of this process by affinity and cgroup quota.");
-
   py::class_<CancelFlag>(m, "CancelFlag", "A request to stop; may be raised from any thread.")
       .def(py::init<>())
       .def("raise_", &CancelFlag::raise)
       .def("clear", &CancelFlag::clear)
       .def_property_readonly("raised", &CancelFlag::raised);
-
-  py::class_<ThreadPool>(m, "ThreadPool", "The worker threads that decode and prefill share.")
-      .def(py::init<int>(), py::arg("num_threads"))
-      .def_property_readonly("num_threads", &ThreadPool::num_threads);
 
   py::class_<KVCache>(m, "KVCache", "One session's KV cache: pages of slots for every layer.")
       .def(py::init([](const std::vector<int64_t>& windows, int64_t width,
@@ -225,9 +181,6 @@ void register_engine(py::module_& m) {
            }),
            py::arg("model"), py::arg("pool"), py::keep_alive<1, 2>(), py::keep_alive<1, 3>())
       .def("run", &run_step, py::arg("model"), py::arg("rows"));
-
-  m.def("experts", &run_experts, py::arg("model"), py::arg("pool"), py::arg("layer"), py::arg("x"),
-        py::arg("ids"), py::arg("weights"));
 
   py::class_<Prefill>(m, "Prefill", "One span of new tokens on its way through the layers.")
       .def(py::init([](const PyModel& model, ThreadPool& pool, const KVCache& cache,

@@ -9,10 +9,9 @@
 
 #include <algorithm>
 #include <chrono>
-#include <condition_variable>
+#include <cstring>
 #include <exception>
 #include <limits>
-#include <mutex>
 #include <system_error>
 #include <thread>
 
@@ -30,6 +29,11 @@ constexpr auto kSpin = std::chrono::microseconds(50);
 constexpr int kPausesPerClockRead = 16;
 constexpr size_t kLine = 128;  // two cache lines: the hardware prefetches them in pairs
 
+using Clock = std::chrono::steady_clock;
+double seconds_between(Clock::time_point begin, Clock::time_point end) {
+  return std::chrono::duration<double>(end - begin).count();
+}
+
 void futex_wait(std::atomic<uint32_t>& word, uint32_t expected) {
   syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, expected, nullptr, nullptr, 0);
 }
@@ -41,15 +45,55 @@ void futex_wake(std::atomic<uint32_t>& word, int count) {
 // Polls `ready` for at most kSpin; false when the time is up.
 template <typename Ready>
 bool spin_until(Ready ready) {
-  const auto deadline = std::chrono::steady_clock::now() + kSpin;
+  const auto deadline = Clock::now() + kSpin;
   do {
     for (int i = 0; i < kPausesPerClockRead; ++i) {
       if (ready()) return true;
       __builtin_ia32_pause();
     }
-  } while (std::chrono::steady_clock::now() < deadline);
+  } while (Clock::now() < deadline);
   return false;
 }
+
+// Times of the phase that runs and of those before it. Workers write their own element of `busy`
+// while they own a task; whoever opens the next phase reads them.
+struct Profiler {
+  struct alignas(kLine) Busy {
+    double seconds = 0;
+  };
+  std::vector<Busy> busy;
+  std::vector<PhaseTimes> phases;
+  PhaseTimes* current = nullptr;
+  Clock::time_point opened;
+
+  void begin(const char* name, int64_t tasks, Clock::time_point before, Clock::time_point after) {
+    current = nullptr;
+    for (PhaseTimes& known : phases)
+      if (std::strcmp(known.name, name) == 0) current = &known;
+    if (current == nullptr) {
+      phases.emplace_back();
+      current = &phases.back();
+      current->name = name;
+    }
+    ++current->count;
+    current->tasks += tasks;
+    current->open_seconds += seconds_between(before, after);
+    opened = after;
+  }
+
+  void end() {
+    if (current == nullptr) return;
+    current->wall_seconds += seconds_between(opened, Clock::now());
+    double longest = 0;
+    for (Busy& worker : busy) {
+      current->busy_seconds += worker.seconds;
+      longest = std::max(longest, worker.seconds);
+      worker.seconds = 0;
+    }
+    current->longest_seconds += longest;
+    current = nullptr;
+  }
+};
 
 // Where the running job of one priority stands. Slots live as long as the pool, so a worker that
 // comes late reads a slot, never a finished job.
@@ -72,9 +116,25 @@ struct Slot {
   // What the client waits for.
   enum : uint32_t { kRunning, kClientSleeps, kFinished };
   alignas(kLine) std::atomic<uint32_t> state{kFinished};
-  // Turns of the clients of this priority; guarded by Impl::turns.
-  int64_t next_ticket = 0;
-  int64_t serving = 0;
+  // Turns of the clients of this priority.
+  alignas(kLine) std::atomic<uint32_t> next_ticket{0};
+  std::atomic<uint32_t> serving{0};
+  Profiler profiler;
+
+  void take_turn() {
+    const uint32_t ticket = next_ticket.fetch_add(1);
+    for (uint32_t now = serving.load(); now != ticket; now = serving.load())
+      futex_wait(serving, now);
+  }
+  void end_turn() {
+    serving.fetch_add(1);
+    // A waiting destructor may have freed the slot: to the kernel the address is a mere number.
+    futex_wake(serving, std::numeric_limits<int>::max());
+  }
+  void wait_until_idle() {
+    for (uint32_t now = serving.load(); now != next_ticket.load(); now = serving.load())
+      futex_wait(serving, now);
+  }
 
   bool has_task() const {
     const uint64_t word = claim.load(std::memory_order_seq_cst);
@@ -129,8 +189,7 @@ struct ThreadPool::Impl {
   alignas(kLine) std::atomic<uint32_t> wake_serial{0};  // sleeping workers wait for it to move
   std::atomic<int> sleepers{0};
   std::atomic<bool> stopping{false};
-  std::mutex turns;
-  std::condition_variable turn_over;
+  bool profiling = false;
 };
 
 ThreadPool::Impl::Impl(int count)
@@ -162,13 +221,7 @@ ThreadPool::Impl::Impl(int count)
 }
 
 ThreadPool::Impl::~Impl() {
-  {
-    std::unique_lock<std::mutex> lock(turns);
-    turn_over.wait(lock, [this] {
-      return std::all_of(std::begin(slots), std::end(slots),
-                         [](const Slot& slot) { return slot.serving == slot.next_ticket; });
-    });
-  }
+  for (Slot& slot : slots) slot.wait_until_idle();
   join();
 }
 
@@ -180,11 +233,7 @@ void ThreadPool::Impl::join() {
 }
 
 bool ThreadPool::Impl::run(Slot& slot, Job& job) {
-  {
-    std::unique_lock<std::mutex> lock(turns);
-    const int64_t ticket = slot.next_ticket++;
-    turn_over.wait(lock, [&] { return slot.serving == ticket; });
-  }
+  slot.take_turn();
   slot.job = &job;
   slot.next_phase = 0;
   slot.complete = false;
@@ -201,11 +250,7 @@ bool ThreadPool::Impl::run(Slot& slot, Job& job) {
   const bool complete = slot.complete;
   const std::exception_ptr error = std::move(slot.error);
   slot.error = nullptr;
-  {
-    const std::lock_guard<std::mutex> lock(turns);
-    ++slot.serving;
-    turn_over.notify_all();  // under the lock: a waiting destructor may free everything after it
-  }
+  slot.end_turn();
   if (error) std::rethrow_exception(error);
   return complete;
 }
@@ -214,6 +259,7 @@ bool ThreadPool::Impl::run(Slot& slot, Job& job) {
 // client, then by whoever finished the last task of the phase before.
 void ThreadPool::Impl::advance(Slot& slot, bool by_worker) {
   Job& job = *slot.job;
+  if (profiling) slot.profiler.end();
   while (!slot.failed.load() && !slot.cut.load()) {
     if (slot.next_phase == job.phases.size()) {
       slot.complete = true;
@@ -221,6 +267,7 @@ void ThreadPool::Impl::advance(Slot& slot, bool by_worker) {
     }
     if (slot.cancelled()) break;
     const Phase& phase = job.phases[slot.next_phase++];
+    const Clock::time_point before = profiling ? Clock::now() : Clock::time_point{};
     int64_t tasks = 0;
     try {
       tasks = phase.open();
@@ -230,7 +277,11 @@ void ThreadPool::Impl::advance(Slot& slot, bool by_worker) {
       slot.fail();
       break;
     }
-    if (tasks == 0) continue;
+    if (profiling) slot.profiler.begin(phase.name, tasks, before, Clock::now());
+    if (tasks == 0) {
+      if (profiling) slot.profiler.end();
+      continue;
+    }
     slot.body = &phase.run;
     slot.remaining.store(tasks, std::memory_order_relaxed);
     slot.claim.store(static_cast<uint64_t>(tasks) << 32, std::memory_order_seq_cst);
@@ -262,11 +313,15 @@ bool ThreadPool::Impl::run_task(int worker) {
   for (Slot& slot : slots) {
     const int64_t task = slot.claim_task();
     if (task < 0) continue;
+    const Clock::time_point began = profiling ? Clock::now() : Clock::time_point{};
     try {
       if (!slot.cancelled()) (*slot.body)(task, worker);
     } catch (...) {
       slot.fail();
     }
+    if (profiling)
+      slot.profiler.busy[static_cast<size_t>(worker)].seconds +=
+          seconds_between(began, Clock::now());
     if (slot.remaining.fetch_sub(1, std::memory_order_acq_rel) == 1)
       advance(slot, /*by_worker=*/true);
     return true;
@@ -294,6 +349,18 @@ int ThreadPool::num_threads() const { return impl_->num_threads; }
 
 bool ThreadPool::run(Priority priority, Job& job) {
   return impl_->run(impl_->slots[static_cast<int>(priority)], job);
+}
+
+void ThreadPool::set_profiling(bool on) {
+  for (Slot& slot : impl_->slots) {
+    slot.profiler.busy.assign(static_cast<size_t>(impl_->num_threads), {});
+    slot.profiler.phases.clear();
+  }
+  impl_->profiling = on;
+}
+
+std::vector<PhaseTimes> ThreadPool::profile(Priority priority) const {
+  return impl_->slots[static_cast<int>(priority)].profiler.phases;
 }
 
 void* ThreadPool::scratch(int worker) const {

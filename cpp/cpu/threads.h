@@ -31,12 +31,24 @@ class CancelFlag {
 struct Phase {
   std::function<int64_t()> open;
   std::function<void(int64_t task, int worker)> run;
+  const char* name = "other";  // a literal: what profiles call it
 };
 
-// Phases in order, and the flag that cuts the job short.
+// Phases in order, and the flag that cuts the job short. A job may be run again and again.
 struct Job {
   std::vector<Phase> phases;
   const CancelFlag* cancel = nullptr;  // may be null
+};
+
+// Where the time of all phases of one name went. Of num_threads workers each is busy for some of
+// the wall time; the longest one's share over the mean is the imbalance.
+struct PhaseTimes {
+  const char* name = "";
+  int64_t count = 0, tasks = 0;
+  double open_seconds = 0;     // serial: `open`
+  double wall_seconds = 0;     // from the end of `open` to the end of the last task
+  double busy_seconds = 0;     // inside tasks, summed over the workers
+  double longest_seconds = 0;  // of it, the busiest worker's, summed over the phases
 };
 
 class ThreadPool {
@@ -51,6 +63,10 @@ class ThreadPool {
   // sleeps meanwhile (after at most 50 us of spinning). One job a priority at a time: a second
   // caller of the same priority waits its turn. Returns false when the cancel flag cut the job.
   bool run(Priority priority, Job& job);
+  // Starts or stops keeping times, of jobs of either priority. Call while no job runs.
+  void set_profiling(bool on);
+  // What was kept of `priority` since profiling began, by name in the order of first use.
+  std::vector<PhaseTimes> profile(Priority priority) const;
   // kMatmulScratchBytes of 64-byte aligned scratch, private to `worker`; pages appear with use.
   void* scratch(int worker) const;
 

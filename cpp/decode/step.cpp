@@ -40,49 +40,54 @@ DecodeStep::DecodeStep(const Model& model, ThreadPool& pool)
   worker_floats_.resize(static_cast<size_t>(pool.num_threads()));
   for (auto& floats : worker_floats_)
     resize(floats, std::max(attend_span_floats(d), d.kv_lora_rank));
+  build_job();
 }
 
 bool DecodeStep::run(const std::vector<StepRow>& rows, const CancelFlag* cancel) {
-  std::vector<TokenRow> tokens;
+  all_tokens_.clear();
   for (const StepRow& row : rows)
     for (int64_t i = 0; i < row.num_tokens; ++i)
-      tokens.push_back({row.cache, row.tokens[i], row.position + static_cast<int32_t>(i),
-                        i + 1 == row.num_tokens ? row.logits : nullptr});
-  const auto total = static_cast<int64_t>(tokens.size());
+      all_tokens_.push_back({row.cache, row.tokens[i], row.position + static_cast<int32_t>(i),
+                             i + 1 == row.num_tokens ? row.logits : nullptr});
+  const auto total = static_cast<int64_t>(all_tokens_.size());
   for (int64_t first = 0; first < total; first += kMaxGemvRows)
-    if (!run_chunk(tokens.data() + first, std::min<int64_t>(kMaxGemvRows, total - first), cancel))
+    if (!run_chunk(all_tokens_.data() + first, std::min<int64_t>(kMaxGemvRows, total - first),
+                   cancel))
       return false;
   return true;
+}
+
+void DecodeStep::build_job() {
+  for (int64_t layer = 0; layer < static_cast<int64_t>(model_.layers.size()); ++layer) {
+    if (model_.dims.latent())
+      add_latent_inputs(layer);
+    else
+      add_grouped_inputs(layer);
+    add_attention(layer);
+    add_feed_forward(layer);
+  }
+  add_head();
 }
 
 bool DecodeStep::run_chunk(const TokenRow* tokens, int64_t count, const CancelFlag* cancel) {
   tokens_ = tokens;
   num_rows_ = count;
   first_bad_layer_ = -1;
+  for (ExpertsCall& call : calls_) call.num_rows = count;
   const int64_t angles = static_cast<int64_t>(model_.ropes.size()) * 2 * model_.rope_pairs();
   for (int64_t r = 0; r < count; ++r) {
     embed(model_, tokens[r].token, x_.data() + r * model_.dims.hidden);
     model_angles(model_, tokens[r].position, cos_sin_.data() + r * angles);
   }
-  Job job;
-  job.cancel = cancel;
-  for (int64_t layer = 0; layer < static_cast<int64_t>(model_.layers.size()); ++layer) {
-    if (model_.dims.latent())
-      add_latent_inputs(job, layer);
-    else
-      add_grouped_inputs(job, layer);
-    add_attention(job, layer);
-    add_feed_forward(job, layer);
-  }
-  add_head(job);
-  return pool_.run(Priority::kDecode, job);
+  job_.cancel = cancel;
+  return pool_.run(Priority::kDecode, job_);
 }
 
-void DecodeStep::add_products(Job& job, std::function<void()> before,
+void DecodeStep::add_products(const char* name, std::function<void()> before,
                               std::vector<Product> products) {
   int64_t tasks = 0;
   for (const Product& product : products) tasks += num_blocks(*product.w);
-  job.phases.push_back(
+  job_.phases.push_back(
       {[before = std::move(before), tasks]() -> int64_t {
          before();
          return tasks;
@@ -100,7 +105,8 @@ void DecodeStep::add_products(Job& job, std::function<void()> before,
          const int64_t block = outputs_per_block(*product.w), begin = task * block;
          multiply(*isa_.matmul, *product.w, begin, std::min(begin + block, product.w->outputs()),
                   product.compute, x, num_rows_, y, pool_.scratch(worker));
-       }});
+       },
+       name});
 }
 
 void DecodeStep::norm_rows(const std::vector<float>& weight, float eps, const std::vector<float>& x,
@@ -115,7 +121,7 @@ void DecodeStep::check_finite(int64_t layer) {
     first_bad_layer_ = std::max<int64_t>(layer, 0);
 }
 
-void DecodeStep::add_feed_forward(Job& job, int64_t layer) {
+void DecodeStep::add_feed_forward(int64_t layer) {
   const ModelDims& d = model_.dims;
   const LayerWeights& own = weights(layer);
   std::vector<Product> products;
@@ -125,14 +131,13 @@ void DecodeStep::add_feed_forward(Job& job, int64_t layer) {
   if (own.shared_gate.data != nullptr)
     products.push_back(
         {&own.shared_gate, Compute::kExact, normed_.data(), d.hidden, shared_weights_.data(), 1});
-  add_products(job, [this, layer] { open_feed_forward(layer); }, std::move(products));
-  if (own.is_moe) add_products(job, [this, layer] { route_rows(layer); }, {});
+  add_products("router", [this, layer] { open_feed_forward(layer); }, std::move(products));
+  if (own.is_moe) add_products("router", [this, layer] { route_rows(layer); }, {});
   const bool post_norm = !own.post_ffn_norm.empty();
   ExpertsCall& call = calls_[static_cast<size_t>(layer)];
   call.dims = &d;
   call.layer = &own;
   call.compute = model_.compute;
-  call.num_rows = num_rows_;
   call.experts_per_token = d.experts_per_token;
   call.x = normed_.data();
   call.ids = router_ids_.data();
@@ -140,8 +145,8 @@ void DecodeStep::add_feed_forward(Job& job, int64_t layer) {
   call.shared_weights = own.shared_gate.data != nullptr ? shared_weights_.data() : nullptr;
   call.y = post_norm ? branch_.data() : x_.data();
   call.accumulate = !post_norm;
-  experts_.add_phases(job, &call);
-  if (post_norm) add_products(job, [this, layer] { close_layer(layer); }, {});
+  experts_.add_phases(job_, &call);
+  if (post_norm) add_products("norm", [this, layer] { close_layer(layer); }, {});
 }
 
 // The attention branch joins the residual stream; the input of the MLP or the experts.
@@ -178,9 +183,9 @@ void DecodeStep::close_layer(int64_t layer) {
   isa_.vector->axpy(1.0f, branch_.data(), num_rows_ * d.hidden, x_.data());
 }
 
-void DecodeStep::add_head(Job& job) {
+void DecodeStep::add_head() {
   const int64_t blocks = num_blocks(model_.head);
-  job.phases.push_back(
+  job_.phases.push_back(
       {[this, blocks]() -> int64_t {
          const ModelDims& d = model_.dims;
          check_finite(static_cast<int64_t>(model_.layers.size()) - 1);
@@ -205,8 +210,9 @@ void DecodeStep::add_head(Job& job) {
          if (model_.dims.final_softcap <= 0) return;
          for (float* logits : logits_rows_)
            isa_.vector->softcap(logits + begin, model_.dims.final_softcap, end - begin);
-       }});
-  add_products(job, [this] { check_logits(); }, {});
+       },
+       "head"});
+  add_products("head", [this] { check_logits(); }, {});
 }
 
 void DecodeStep::check_logits() const {

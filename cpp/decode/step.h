@@ -53,29 +53,30 @@ class DecodeStep {
     int64_t y_stride;
   };
 
+  void build_job();
   bool run_chunk(const TokenRow* tokens, int64_t count, const CancelFlag* cancel);
-  void add_products(Job& job, std::function<void()> before, std::vector<Product> products);
+  void add_products(const char* name, std::function<void()> before, std::vector<Product> products);
   void norm_rows(const std::vector<float>& weight, float eps, const std::vector<float>& x,
                  int64_t width, std::vector<float>& y);
   void check_finite(int64_t layer);
 
   // step_attention.cpp
-  void add_latent_inputs(Job& job, int64_t layer);
-  void add_grouped_inputs(Job& job, int64_t layer);
+  void add_latent_inputs(int64_t layer);
+  void add_grouped_inputs(int64_t layer);
   void open_layer(int64_t layer);
   void store_latents(int64_t layer);
   void finish_grouped(int64_t layer);
   void rotate_queries(int64_t layer);
-  void add_attention(Job& job, int64_t layer);
+  void add_attention(int64_t layer);
   int64_t plan_attention(int64_t layer);
   void run_attention(int64_t layer, const AttentionTask& task, int worker);
   void run_join(int64_t layer, int64_t row, int64_t head, int worker);
 
-  void add_feed_forward(Job& job, int64_t layer);
+  void add_feed_forward(int64_t layer);
   void open_feed_forward(int64_t layer);
   void route_rows(int64_t layer);
   void close_layer(int64_t layer);
-  void add_head(Job& job);
+  void add_head();
   void check_logits() const;
   const LayerWeights& weights(int64_t layer) const {
     return model_.layers[static_cast<size_t>(layer)];
@@ -93,7 +94,9 @@ class DecodeStep {
   ThreadPool& pool_;
   Experts experts_;
   std::vector<ExpertsCall> calls_;  // one a layer: phases keep pointers to them
+  Job job_;  // of every chunk: phases ask for the rows when they open
 
+  std::vector<TokenRow> all_tokens_;
   const TokenRow* tokens_ = nullptr;
   int64_t num_rows_ = 0;
   int64_t first_bad_layer_ = -1;

@@ -12,24 +12,24 @@ void DecodeStep::open_layer(int64_t layer) {
   norm_rows(weights(layer).attention_norm, model_.dims.rms_eps, x_, model_.dims.hidden, normed_);
 }
 
-void DecodeStep::add_latent_inputs(Job& job, int64_t layer) {
+void DecodeStep::add_latent_inputs(int64_t layer) {
   const ModelDims& d = model_.dims;
   const LatentWeights& latent = weights(layer).latent;
   const Product kv{&latent.kv_a, model_.compute, normed_.data(), d.hidden, kv_.data(),
                    d.kv_width()};
   const int64_t query_width = d.num_heads * d.query_dim();
   if (d.q_lora_rank == 0) {
-    add_products(job, [this, layer] { open_layer(layer); },
+    add_products("attention.inputs", [this, layer] { open_layer(layer); },
                  {{&latent.q_b, model_.compute, normed_.data(), d.hidden, query_.data(),
                    query_width},
                   kv});
-    add_products(job, [this, layer] { store_latents(layer); }, {});
+    add_products("attention.inputs", [this, layer] { store_latents(layer); }, {});
   } else {
-    add_products(job, [this, layer] { open_layer(layer); },
+    add_products("attention.inputs", [this, layer] { open_layer(layer); },
                  {{&latent.q_a, model_.compute, normed_.data(), d.hidden, q_latent_.data(),
                    d.q_lora_rank},
                   kv});
-    add_products(job,
+    add_products("attention.queries",
                  [this, layer, &latent, &d] {
                    norm_rows(latent.q_a_norm, d.latent_eps, q_latent_, d.q_lora_rank, q_latent_);
                    store_latents(layer);
@@ -37,7 +37,7 @@ void DecodeStep::add_latent_inputs(Job& job, int64_t layer) {
                  {{&latent.q_b, model_.compute, q_latent_.data(), d.q_lora_rank, query_.data(),
                    query_width}});
   }
-  job.phases.push_back({[this, layer, &d]() -> int64_t {
+  job_.phases.push_back({[this, layer, &d]() -> int64_t {
                           rotate_queries(layer);
                           return num_rows_ * d.num_heads;
                         },
@@ -46,7 +46,8 @@ void DecodeStep::add_latent_inputs(Job& job, int64_t layer) {
                                        query_.data() + task * d.query_dim(),
                                        latent_query_.data() + task * d.kv_width(),
                                        pool_.scratch(worker));
-                        }});
+                        },
+                        "attention.absorb"});
 }
 
 void DecodeStep::store_latents(int64_t layer) {
@@ -66,17 +67,17 @@ void DecodeStep::rotate_queries(int64_t layer) {
                         query_.data() + r * d.num_heads * d.query_dim());
 }
 
-void DecodeStep::add_grouped_inputs(Job& job, int64_t layer) {
+void DecodeStep::add_grouped_inputs(int64_t layer) {
   const ModelDims& d = model_.dims;
   const GroupedWeights& grouped = weights(layer).grouped;
   const int64_t key_width = d.num_kv_heads * d.head_dim;
-  add_products(job, [this, layer] { open_layer(layer); },
+  add_products("attention.inputs", [this, layer] { open_layer(layer); },
                {{&grouped.q, model_.compute, normed_.data(), d.hidden, query_.data(),
                  d.num_heads * d.head_dim},
                 {&grouped.k, model_.compute, normed_.data(), d.hidden, kv_.data(), d.kv_width()},
                 {&grouped.v, model_.compute, normed_.data(), d.hidden, kv_.data() + key_width,
                  d.kv_width()}});
-  add_products(job, [this, layer] { finish_grouped(layer); }, {});
+  add_products("attention.inputs", [this, layer] { finish_grouped(layer); }, {});
 }
 
 void DecodeStep::finish_grouped(int64_t layer) {
@@ -90,17 +91,19 @@ void DecodeStep::finish_grouped(int64_t layer) {
   }
 }
 
-void DecodeStep::add_attention(Job& job, int64_t layer) {
+void DecodeStep::add_attention(int64_t layer) {
   const ModelDims& d = model_.dims;
-  job.phases.push_back({[this, layer] { return plan_attention(layer); },
+  job_.phases.push_back({[this, layer] { return plan_attention(layer); },
                         [this, layer](int64_t task, int worker) {
                           run_attention(layer, attention_tasks_[static_cast<size_t>(task)], worker);
-                        }});
-  job.phases.push_back({[this, &d] { return num_rows_ * d.num_heads; },
+                        },
+                        "attention.spans"});
+  job_.phases.push_back({[this, &d] { return num_rows_ * d.num_heads; },
                         [this, layer, &d](int64_t task, int worker) {
                           run_join(layer, task / d.num_heads, task % d.num_heads, worker);
-                        }});
-  add_products(job, [] {},
+                        },
+                        "attention.join"});
+  add_products("attention.output", [] {},
                {{&weights(layer).o, model_.compute, head_values_.data(),
                  d.num_heads * d.value_dim(), branch_.data(), d.hidden}});
 }

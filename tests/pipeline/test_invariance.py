@@ -69,20 +69,22 @@ def test_experts_entry_point(small_oracle):
     x = random.standard_normal((5, model.spec.hidden_size), np.float32)
     ids = np.array([[0, 3], [3, 1], [7, 0], [2, 5], [6, 4]], np.int32)
     weights = random.random((5, 2), np.float32)
-    y = _native.experts(model.native, pool, layer, x, ids, weights)
+    experts = _native.Experts(model.native, pool)
+
+    def run(x, ids, weights):
+        out = np.full_like(x, np.nan)
+        experts.run(layer, x, ids, weights, out)
+        return out
+
+    y = run(x, ids, weights)
     for row in range(5):
-        alone = _native.experts(
-            model.native, pool, layer, x[row : row + 1], ids[row : row + 1], weights[row : row + 1]
-        )
-        assert alone.tobytes() == y[row : row + 1].tobytes()
+        own = slice(row, row + 1)
+        assert run(x[own], ids[own], weights[own]).tobytes() == y[own].tobytes()
         one = np.ones((1, 1), np.float32)
-        parts = [
-            _native.experts(
-                model.native, pool, layer, x[row : row + 1], ids[row : row + 1, k : k + 1], one
-            )
-            for k in range(2)
-        ]
+        parts = [run(x[own], ids[own, k : k + 1], one) for k in range(2)]
         total = weights[row, 0] * parts[0] + weights[row, 1] * parts[1]
         assert np.abs(total - y[row]).max() < 1e-5 * np.abs(total).max()
     with pytest.raises(_native.NativeError, match="expert id"):
-        _native.experts(model.native, pool, layer, x, np.full((5, 2), 8, np.int32), weights)
+        run(x, np.full((5, 2), 8, np.int32), weights)
+    with pytest.raises(_native.NativeError, match="twice"):
+        run(x, np.full((5, 2), 1, np.int32), weights)

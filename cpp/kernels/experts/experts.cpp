@@ -8,8 +8,8 @@
 namespace moechat {
 namespace {
 
-constexpr int64_t kPairsPerTask = 256;        // prefill: rows that share one decoded weight tile
-constexpr int64_t kSerialSumFloats = 1 << 15;  // below this a phase costs more than the sum
+constexpr int64_t kPairsPerTask = 256;  // prefill: rows that share one decoded weight tile
+constexpr int64_t kJoinedBytes = 2 << 20;  // what a task of all experts may read: under 0.5 ms
 
 }  // namespace
 
@@ -17,21 +17,21 @@ void Experts::add_phases(Job& job, const ExpertsCall* call) {
   job.phases.push_back({[this, call] { return open_gate_up(*call); },
                         [this, call](int64_t task, int worker) {
                           run_gate_up(*call, tasks_[static_cast<size_t>(task)], worker);
-                        }});
+                        },
+                        "experts.gate_up"});
   job.phases.push_back({[this, call] { return open_down(*call); },
                         [this, call](int64_t task, int worker) {
-                          run_down(*call, tasks_[static_cast<size_t>(task)], worker);
-                        }});
-  job.phases.push_back({[this, call]() -> int64_t {
-                          if (call->num_rows * slots_per_row_ * call->dims->hidden > kSerialSumFloats)
-                            return (call->num_rows + kRowBlock - 1) / kRowBlock;
-                          run_sum(*call, 0, call->num_rows);
-                          return 0;
+                          if (joined_block_ > 0)
+                            run_down_and_sum(*call, task, worker);
+                          else
+                            run_down(*call, tasks_[static_cast<size_t>(task)], worker);
                         },
-                        [this, call](int64_t task, int) {
-                          const int64_t begin = task * kRowBlock;
-                          run_sum(*call, begin, std::min(begin + kRowBlock, call->num_rows));
-                        }});
+                        "experts.down"});
+  job.phases.push_back({[this, call] { return open_sum(*call); },
+                        [this, call](int64_t row, int) {
+                          run_sum(*call, row, 0, call->dims->hidden);
+                        },
+                        "experts.sum"});
 }
 
 void Experts::group_pairs(const ExpertsCall& call) {
@@ -41,22 +41,38 @@ void Experts::group_pairs(const ExpertsCall& call) {
                         : layer.is_moe ? (layer.has_shared ? &layer.shared : nullptr) : &layer.dense;
   const int64_t routed = layer.is_moe ? call.experts_per_token : 0;
   slots_per_row_ = routed + (shared != nullptr ? 1 : 0);
-  groups_.resize(layer.experts.size() + 1);
-  for (Group& group : groups_) group.pairs.clear();
+  group_of_.resize(layer.experts.size(), -1);
+  groups_.clear();
   inner_ = shared != nullptr ? shared->gate.outputs() : 0;
-  for (int64_t r = 0; r < call.num_rows; ++r)
-    for (int64_t k = 0; k < routed; ++k) {
-      const auto id = static_cast<size_t>(call.ids[r * routed + k]);
-      groups_[id].mlp = &layer.experts[id];
-      groups_[id].pairs.push_back({r, r * slots_per_row_ + k});
+  const int64_t num_routed = call.num_rows * routed;
+  for (int64_t i = 0; i < num_routed; ++i) {
+    const auto id = static_cast<size_t>(call.ids[i]);
+    if (group_of_[id] < 0) {
+      group_of_[id] = static_cast<int32_t>(groups_.size());
+      groups_.push_back({&layer.experts[id], 0, 0});
       inner_ = std::max(inner_, layer.experts[id].gate.outputs());
     }
-  if (shared != nullptr) {
-    groups_.back().mlp = shared;
-    for (int64_t r = 0; r < call.num_rows; ++r)
-      groups_.back().pairs.push_back({r, r * slots_per_row_ + routed});
+    ++groups_[static_cast<size_t>(group_of_[id])].count;
   }
-  const auto slots = static_cast<size_t>(call.num_rows * slots_per_row_);
+  int64_t first = 0;
+  for (Group& group : groups_) {
+    group.first = first;
+    first += group.count;
+    group.count = 0;
+  }
+  pairs_.resize(static_cast<size_t>(call.num_rows * slots_per_row_));
+  for (int64_t i = 0; i < num_routed; ++i) {
+    Group& group = groups_[static_cast<size_t>(group_of_[static_cast<size_t>(call.ids[i])])];
+    pairs_[static_cast<size_t>(group.first + group.count++)] = {
+        i / routed, i / routed * slots_per_row_ + i % routed};
+  }
+  for (int64_t i = 0; i < num_routed; ++i) group_of_[static_cast<size_t>(call.ids[i])] = -1;
+  if (shared != nullptr) {
+    groups_.push_back({shared, num_routed, call.num_rows});
+    for (int64_t r = 0; r < call.num_rows; ++r)
+      pairs_[static_cast<size_t>(num_routed + r)] = {r, r * slots_per_row_ + routed};
+  }
+  const auto slots = pairs_.size();
   gate_.resize(slots * static_cast<size_t>(inner_));
   up_.resize(slots * static_cast<size_t>(inner_));
   out_.resize(slots * static_cast<size_t>(call.dims->hidden));
@@ -65,15 +81,13 @@ void Experts::group_pairs(const ExpertsCall& call) {
 int64_t Experts::split(const ExpertsCall& call, MatrixView MlpWeights::*matrix) {
   tasks_.clear();
   const bool decode = call.num_rows <= kMaxGemvRows;
-  for (size_t g = 0; g < groups_.size(); ++g) {
-    const auto pairs = static_cast<int64_t>(groups_[g].pairs.size());
-    if (pairs == 0) continue;
-    const MatrixView& w = groups_[g].mlp->*matrix;
+  for (const Group& group : groups_) {
+    const MatrixView& w = group.mlp->*matrix;
     const int64_t block = decode ? outputs_per_block(w) : 4 * kRowBlock;
-    for (int64_t first = 0; first < pairs; first += kPairsPerTask)
+    for (int64_t pair = 0; pair < group.count; pair += kPairsPerTask)
       for (int64_t row = 0; row < w.outputs(); row += block)
-        tasks_.push_back({static_cast<int64_t>(g), row, std::min(row + block, w.outputs()), first,
-                          std::min(kPairsPerTask, pairs - first)});
+        tasks_.push_back({group.mlp, row, std::min(row + block, w.outputs()), group.first + pair,
+                          std::min(kPairsPerTask, group.count - pair)});
   }
   return static_cast<int64_t>(tasks_.size());
 }
@@ -83,7 +97,28 @@ int64_t Experts::open_gate_up(const ExpertsCall& call) {
   return split(call, &MlpWeights::gate);
 }
 
-int64_t Experts::open_down(const ExpertsCall& call) { return split(call, &MlpWeights::down); }
+// Few experts: one task takes a block of outputs through all of them and sums, so that the sum
+// costs no phase. Many: tasks would be too long.
+int64_t Experts::open_down(const ExpertsCall& call) {
+  joined_block_ = 0;
+  if (call.num_rows <= kMaxGemvRows && !groups_.empty()) {
+    const auto count = static_cast<int64_t>(groups_.size());
+    const MatrixView& down = groups_[0].mlp->down;
+    int64_t block = outputs_per_block(down);
+    while (block > kRowBlock && block % (2 * kRowBlock) == 0 && !down.transposed &&
+           block_bytes(down, block) * count > 2 * kBlockBytes)
+      block /= 2;
+    if (block_bytes(down, block) * count <= kJoinedBytes) {
+      joined_block_ = block;
+      return (call.dims->hidden + block - 1) / block;
+    }
+  }
+  return split(call, &MlpWeights::down);
+}
+
+int64_t Experts::open_sum(const ExpertsCall& call) {
+  return joined_block_ > 0 ? 0 : call.num_rows;
+}
 
 void Experts::product(const ExpertsCall& call, const MatrixView& w, const Task& task,
                       const float* const* x, float* const* y, int worker) {
@@ -109,50 +144,55 @@ void Experts::activate(const ModelDims& dims, const MlpWeights& mlp, int64_t beg
 }
 
 void Experts::run_gate_up(const ExpertsCall& call, const Task& task, int worker) {
-  const Group& group = groups_[static_cast<size_t>(task.group)];
   const float* x[kPairsPerTask];
   float* gate[kPairsPerTask];
   float* up[kPairsPerTask];
   for (int64_t i = 0; i < task.count; ++i) {
-    const Pair& pair = group.pairs[static_cast<size_t>(task.first + i)];
+    const Pair& pair = pairs_[static_cast<size_t>(task.first + i)];
     x[i] = call.x + pair.row * call.dims->hidden;
     gate[i] = gate_.data() + pair.slot * inner_;
     up[i] = up_.data() + pair.slot * inner_;
   }
-  product(call, group.mlp->gate, task, x, gate, worker);
-  product(call, group.mlp->up, task, x, up, worker);
+  product(call, task.mlp->gate, task, x, gate, worker);
+  product(call, task.mlp->up, task, x, up, worker);
   for (int64_t i = 0; i < task.count; ++i)
-    activate(*call.dims, *group.mlp, task.row_begin, task.row_end, gate[i], up[i]);
+    activate(*call.dims, *task.mlp, task.row_begin, task.row_end, gate[i], up[i]);
 }
 
 void Experts::run_down(const ExpertsCall& call, const Task& task, int worker) {
-  const Group& group = groups_[static_cast<size_t>(task.group)];
   const float* x[kPairsPerTask];
   float* y[kPairsPerTask];
   for (int64_t i = 0; i < task.count; ++i) {
-    const Pair& pair = group.pairs[static_cast<size_t>(task.first + i)];
+    const Pair& pair = pairs_[static_cast<size_t>(task.first + i)];
     x[i] = gate_.data() + pair.slot * inner_;
     y[i] = out_.data() + pair.slot * call.dims->hidden;
   }
-  product(call, group.mlp->down, task, x, y, worker);
-  const std::vector<float>& bias = group.mlp->down_bias;
+  product(call, task.mlp->down, task, x, y, worker);
+  const std::vector<float>& bias = task.mlp->down_bias;
   if (bias.empty()) return;
   for (int64_t i = 0; i < task.count; ++i)
     isa_.vector->axpy(1.0f, bias.data() + task.row_begin, task.row_end - task.row_begin,
                       y[i] + task.row_begin);
 }
 
-void Experts::run_sum(const ExpertsCall& call, int64_t row_begin, int64_t row_end) {
+void Experts::run_down_and_sum(const ExpertsCall& call, int64_t block, int worker) {
+  const int64_t begin = block * joined_block_;
+  const int64_t end = std::min(begin + joined_block_, call.dims->hidden);
+  for (const Group& group : groups_)
+    run_down(call, {group.mlp, begin, end, group.first, group.count}, worker);
+  for (int64_t r = 0; r < call.num_rows; ++r) run_sum(call, r, begin, end);
+}
+
+// Elements [begin, end) of row `row` of y, in slot order.
+void Experts::run_sum(const ExpertsCall& call, int64_t row, int64_t begin, int64_t end) {
   const int64_t routed = call.layer->is_moe ? call.experts_per_token : 0;
-  const int64_t hidden = call.dims->hidden;
-  for (int64_t r = row_begin; r < row_end; ++r) {
-    const float shared = call.shared_weights != nullptr ? call.shared_weights[r] : 1.0f;
-    float* y = call.y + r * hidden;
-    if (!call.accumulate) std::fill(y, y + hidden, 0.0f);
-    for (int64_t k = 0; k < slots_per_row_; ++k)
-      isa_.vector->axpy(k < routed ? call.weights[r * routed + k] : shared,
-                        out_.data() + (r * slots_per_row_ + k) * hidden, hidden, y);
-  }
+  const int64_t hidden = call.dims->hidden, n = end - begin;
+  const float shared = call.shared_weights != nullptr ? call.shared_weights[row] : 1.0f;
+  float* y = call.y + row * hidden + begin;
+  if (!call.accumulate) std::fill(y, y + n, 0.0f);
+  for (int64_t k = 0; k < slots_per_row_; ++k)
+    isa_.vector->axpy(k < routed ? call.weights[row * routed + k] : shared,
+                      out_.data() + (row * slots_per_row_ + k) * hidden + begin, n, y);
 }
 
 }  // namespace moechat

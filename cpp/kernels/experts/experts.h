@@ -42,35 +42,41 @@ class Experts {
   struct Pair {
     int64_t row, slot;
   };
-  // One distinct expert and who uses it.
+  // One distinct expert and its pairs.
   struct Group {
-    const MlpWeights* mlp = nullptr;
-    std::vector<Pair> pairs;
+    const MlpWeights* mlp;
+    int64_t first, count;
   };
   // Weight rows [row_begin, row_end) times the pairs [first, first + count) of a group.
   struct Task {
-    int64_t group, row_begin, row_end, first, count;
+    const MlpWeights* mlp;
+    int64_t row_begin, row_end, first, count;
   };
 
   void group_pairs(const ExpertsCall& call);
   int64_t split(const ExpertsCall& call, MatrixView MlpWeights::*matrix);
   int64_t open_gate_up(const ExpertsCall& call);
   int64_t open_down(const ExpertsCall& call);
+  int64_t open_sum(const ExpertsCall& call);
   void activate(const ModelDims& dims, const MlpWeights& mlp, int64_t begin, int64_t end,
                 float* gate, float* up);
   void run_gate_up(const ExpertsCall& call, const Task& task, int worker);
   void run_down(const ExpertsCall& call, const Task& task, int worker);
-  void run_sum(const ExpertsCall& call, int64_t row_begin, int64_t row_end);
+  void run_down_and_sum(const ExpertsCall& call, int64_t block, int worker);
+  void run_sum(const ExpertsCall& call, int64_t row, int64_t begin, int64_t end);
   void product(const ExpertsCall& call, const MatrixView& w, const Task& task,
                const float* const* x, float* const* y, int worker);
 
   const InstructionSet& isa_;
   ThreadPool& pool_;
+  std::vector<int32_t> group_of_;  // by expert; -1 between calls
   std::vector<Group> groups_;
+  std::vector<Pair> pairs_;        // group by group
   std::vector<Task> tasks_;
-  std::vector<float> gate_, up_;  // [slots][intermediate]
-  std::vector<float> out_;        // [slots][hidden]
+  std::vector<float> gate_, up_;   // [slots][intermediate]
+  std::vector<float> out_;         // [slots][hidden]
   int64_t slots_per_row_ = 0, inner_ = 0;
+  int64_t joined_block_ = 0;       // hidden elements a task of down and sum; 0: phases of their own
 };
 
 }  // namespace moechat
