@@ -81,7 +81,7 @@ py::array gemv(const PyMatrixView& w, const py::array& x, const std::string& com
                  [&](const MatmulKernels& kernels, int64_t first, int64_t last, Inputs inputs,
                      int64_t rows, Outputs outputs, void* scratch) {
                    kernels.gemv(w.view, first, last, mode, inputs, static_cast<int>(rows), outputs,
-                                scratch);
+                                scratch, nullptr);
                  });
 }
 

@@ -27,6 +27,7 @@ constexpr int kNumPriorities = 2;
 constexpr int64_t kMaxTasks = std::numeric_limits<uint32_t>::max();
 constexpr auto kSpin = std::chrono::microseconds(50);
 constexpr int kPausesPerClockRead = 16;
+constexpr size_t kWorkerBytes = kMatmulScratchBytes + kKeptInputsBytes;
 constexpr size_t kLine = 128;  // two cache lines: the hardware prefetches them in pairs
 
 using Clock = std::chrono::steady_clock;
@@ -184,7 +185,8 @@ struct ThreadPool::Impl {
   const int num_threads;
   const bool client_spins;  // only when a CPU is left for it: a spinning client delays a worker
   std::vector<std::thread> threads;
-  uint8_t* scratch = nullptr;
+  uint8_t* scratch = nullptr;  // of every worker: kMatmulScratchBytes, kKeptInputsBytes
+  std::vector<KeptInputs> kept_inputs;
   Slot slots[kNumPriorities];
   alignas(kLine) std::atomic<uint32_t> wake_serial{0};  // sleeping workers wait for it to move
   std::atomic<int> sleepers{0};
@@ -194,11 +196,14 @@ struct ThreadPool::Impl {
 
 ThreadPool::Impl::Impl(int count)
     : num_threads(count), client_spins(count < available_cpus()) {
-  const size_t bytes = kMatmulScratchBytes * static_cast<size_t>(count);
+  const size_t bytes = kWorkerBytes * static_cast<size_t>(count);
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) throw Status("does-not-fit", "no memory for the threads' scratch");
   scratch = static_cast<uint8_t*>(memory);
+  kept_inputs.resize(static_cast<size_t>(count));
+  for (size_t worker = 0; worker < kept_inputs.size(); ++worker)
+    kept_inputs[worker].memory = scratch + worker * kWorkerBytes + kMatmulScratchBytes;
   // Signals meant for the process must reach the thread that waits for them (Python's main thread);
   // a fault of the thread itself must reach the thread.
   sigset_t blocked, before;
@@ -229,7 +234,7 @@ void ThreadPool::Impl::join() {
   stopping.store(true);
   wake_workers(num_threads);
   for (std::thread& thread : threads) thread.join();
-  munmap(scratch, kMatmulScratchBytes * static_cast<size_t>(num_threads));
+  munmap(scratch, kWorkerBytes * static_cast<size_t>(num_threads));
 }
 
 bool ThreadPool::Impl::run(Slot& slot, Job& job) {
@@ -364,7 +369,13 @@ std::vector<PhaseTimes> ThreadPool::profile(Priority priority) const {
 }
 
 void* ThreadPool::scratch(int worker) const {
-  return impl_->scratch + kMatmulScratchBytes * static_cast<size_t>(worker);
+  return impl_->scratch + kWorkerBytes * static_cast<size_t>(worker);
+}
+
+KeptInputs* ThreadPool::kept_inputs(int worker, uint64_t wanted) const {
+  KeptInputs& kept = impl_->kept_inputs[static_cast<size_t>(worker)];
+  kept.wanted = wanted;
+  return &kept;
 }
 
 }  // namespace moechat

@@ -9,6 +9,8 @@
 
 namespace moechat {
 
+struct KeptInputs;
+
 enum class Priority : int { kDecode = 0, kPrefill = 1 };
 
 // A request to stop that any thread may raise. Polled before every phase and task of a job.
@@ -69,6 +71,8 @@ class ThreadPool {
   std::vector<PhaseTimes> profile(Priority priority) const;
   // kMatmulScratchBytes of 64-byte aligned scratch, private to `worker`; pages appear with use.
   void* scratch(int worker) const;
+  // Inputs that `worker` keeps, of the x that is named so (matmul.h).
+  KeptInputs* kept_inputs(int worker, uint64_t wanted) const;
 
  private:
   struct Impl;

@@ -88,8 +88,9 @@ void DecodeStep::add_products(const char* name, std::function<void()> before,
   int64_t tasks = 0;
   for (const Product& product : products) tasks += num_blocks(*product.w);
   job_.phases.push_back(
-      {[before = std::move(before), tasks]() -> int64_t {
+      {[this, before = std::move(before), tasks, count = products.size()]() -> int64_t {
          before();
+         inputs_ = new_input_names(count);
          return tasks;
        },
        [this, products = std::move(products)](int64_t task, int worker) {
@@ -104,7 +105,8 @@ void DecodeStep::add_products(const char* name, std::function<void()> before,
          }
          const int64_t block = outputs_per_block(*product.w), begin = task * block;
          multiply(*isa_.matmul, *product.w, begin, std::min(begin + block, product.w->outputs()),
-                  product.compute, x, num_rows_, y, pool_.scratch(worker));
+                  product.compute, x, num_rows_, y, pool_.scratch(worker),
+                  pool_.kept_inputs(worker, inputs_ + (product.x == products[0].x ? 0 : p)));
        },
        name});
 }
@@ -199,6 +201,7 @@ void DecodeStep::add_head() {
            logits_inputs_.push_back(normed);
            logits_rows_.push_back(tokens_[r].logits);
          }
+         inputs_ = new_input_names(1);
          return logits_rows_.empty() ? 0 : blocks;
        },
        [this](int64_t task, int worker) {
@@ -206,7 +209,7 @@ void DecodeStep::add_head() {
          const int64_t end = std::min(begin + block, model_.head.outputs());
          multiply(*isa_.matmul, model_.head, begin, end, model_.compute, logits_inputs_.data(),
                   static_cast<int64_t>(logits_inputs_.size()), logits_rows_.data(),
-                  pool_.scratch(worker));
+                  pool_.scratch(worker), pool_.kept_inputs(worker, inputs_));
          if (model_.dims.final_softcap <= 0) return;
          for (float* logits : logits_rows_)
            isa_.vector->softcap(logits + begin, model_.dims.final_softcap, end - begin);

@@ -94,6 +94,7 @@ class DecodeStep {
   ThreadPool& pool_;
   Experts experts_;
   std::vector<ExpertsCall> calls_;  // one a layer: phases keep pointers to them
+  uint64_t inputs_ = 0;  // of the phase that runs: the name of its first product's x
   Job job_;  // of every chunk: phases ask for the rows when they open
 
   std::vector<TokenRow> all_tokens_;

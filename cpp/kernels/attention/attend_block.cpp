@@ -92,7 +92,7 @@ void add_window_mass(const InstructionSet& isa, const ModelDims& dims, const Mat
       rows[i] = float_scratch + i * keys.rows;
     }
     isa.matmul->gemv(keys, first, last, Compute::kExact, queries, static_cast<int>(count), rows,
-                     scratch);
+                     scratch, nullptr);
     for (int64_t i = 0; i < count; ++i) {
       const int64_t from = first_visible(block, begin + i);
       const int64_t n = block.first_slot + begin + i + 1 - from;

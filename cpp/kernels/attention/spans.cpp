@@ -24,7 +24,7 @@ void attend_span(const InstructionSet& isa, const ModelDims& dims, const KVCache
     for (int64_t h = 0; h < heads; ++h) outputs[h] = scores + h * kSpanSlots + (slot - begin);
     const MatrixView keys = cache.segment_view(layer, segments.key, slot, count);
     isa.matmul->gemv(keys, 0, count, Compute::kExact, rows, static_cast<int>(heads), outputs,
-                     scratch);
+                     scratch, nullptr);
   }
   for (int64_t h = 0; h < heads; ++h) {
     float* row = scores + h * kSpanSlots;

@@ -49,7 +49,7 @@ void Experts::group_pairs(const ExpertsCall& call) {
     const auto id = static_cast<size_t>(call.ids[i]);
     if (group_of_[id] < 0) {
       group_of_[id] = static_cast<int32_t>(groups_.size());
-      groups_.push_back({&layer.experts[id], 0, 0});
+      groups_.push_back({&layer.experts[id], 0, 0, 0});
       inner_ = std::max(inner_, layer.experts[id].gate.outputs());
     }
     ++groups_[static_cast<size_t>(group_of_[id])].count;
@@ -68,7 +68,7 @@ void Experts::group_pairs(const ExpertsCall& call) {
   }
   for (int64_t i = 0; i < num_routed; ++i) group_of_[static_cast<size_t>(call.ids[i])] = -1;
   if (shared != nullptr) {
-    groups_.push_back({shared, num_routed, call.num_rows});
+    groups_.push_back({shared, num_routed, call.num_rows, 0});
     for (int64_t r = 0; r < call.num_rows; ++r)
       pairs_[static_cast<size_t>(num_routed + r)] = {r, r * slots_per_row_ + routed};
   }
@@ -76,6 +76,11 @@ void Experts::group_pairs(const ExpertsCall& call) {
   gate_.resize(slots * static_cast<size_t>(inner_));
   up_.resize(slots * static_cast<size_t>(inner_));
   out_.resize(slots * static_cast<size_t>(call.dims->hidden));
+}
+
+void Experts::name_inputs() {
+  uint64_t name = new_input_names(groups_.size());
+  for (Group& group : groups_) group.inputs = name++;
 }
 
 int64_t Experts::split(const ExpertsCall& call, MatrixView MlpWeights::*matrix) {
@@ -87,19 +92,21 @@ int64_t Experts::split(const ExpertsCall& call, MatrixView MlpWeights::*matrix) 
     for (int64_t pair = 0; pair < group.count; pair += kPairsPerTask)
       for (int64_t row = 0; row < w.outputs(); row += block)
         tasks_.push_back({group.mlp, row, std::min(row + block, w.outputs()), group.first + pair,
-                          std::min(kPairsPerTask, group.count - pair)});
+                          std::min(kPairsPerTask, group.count - pair), group.inputs});
   }
   return static_cast<int64_t>(tasks_.size());
 }
 
 int64_t Experts::open_gate_up(const ExpertsCall& call) {
   group_pairs(call);
+  name_inputs();
   return split(call, &MlpWeights::gate);
 }
 
 // Few experts: one task takes a block of outputs through all of them and sums, so that the sum
 // costs no phase. Many: tasks would be too long.
 int64_t Experts::open_down(const ExpertsCall& call) {
+  name_inputs();
   joined_block_ = 0;
   if (call.num_rows <= kMaxGemvRows && !groups_.empty()) {
     const auto count = static_cast<int64_t>(groups_.size());
@@ -122,8 +129,8 @@ int64_t Experts::open_sum(const ExpertsCall& call) {
 
 void Experts::product(const ExpertsCall& call, const MatrixView& w, const Task& task,
                       const float* const* x, float* const* y, int worker) {
-  void* scratch = pool_.scratch(worker);
-  multiply(*isa_.matmul, w, task.row_begin, task.row_end, call.compute, x, task.count, y, scratch);
+  multiply(*isa_.matmul, w, task.row_begin, task.row_end, call.compute, x, task.count, y,
+           pool_.scratch(worker), pool_.kept_inputs(worker, task.inputs));
 }
 
 // gate[begin, end) = the activation of gate and up there.
@@ -179,7 +186,7 @@ void Experts::run_down_and_sum(const ExpertsCall& call, int64_t block, int worke
   const int64_t begin = block * joined_block_;
   const int64_t end = std::min(begin + joined_block_, call.dims->hidden);
   for (const Group& group : groups_)
-    run_down(call, {group.mlp, begin, end, group.first, group.count}, worker);
+    run_down(call, {group.mlp, begin, end, group.first, group.count, group.inputs}, worker);
   for (int64_t r = 0; r < call.num_rows; ++r) run_sum(call, r, begin, end);
 }
 

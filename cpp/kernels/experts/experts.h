@@ -46,14 +46,17 @@ class Experts {
   struct Group {
     const MlpWeights* mlp;
     int64_t first, count;
+    uint64_t inputs;  // the name of its x in this phase
   };
   // Weight rows [row_begin, row_end) times the pairs [first, first + count) of a group.
   struct Task {
     const MlpWeights* mlp;
     int64_t row_begin, row_end, first, count;
+    uint64_t inputs;
   };
 
   void group_pairs(const ExpertsCall& call);
+  void name_inputs();
   int64_t split(const ExpertsCall& call, MatrixView MlpWeights::*matrix);
   int64_t open_gate_up(const ExpertsCall& call);
   int64_t open_down(const ExpertsCall& call);

@@ -70,7 +70,7 @@ template <int kRows>
 void gemm(const MatrixView& w, int64_t row_begin, int64_t row_end, Compute compute,
           const float* const* x, int64_t num_rows, float* const* y, void* scratch) {
   if (num_rows <= kMaxGemvRows)  // too few rows to pay for the transposition
-    return gemv(w, row_begin, row_end, compute, x, static_cast<int>(num_rows), y, scratch);
+    return gemv(w, row_begin, row_end, compute, x, static_cast<int>(num_rows), y, scratch, nullptr);
   constexpr int64_t kPanelFloats = kDepth * kPanel;
   float* packed = static_cast<float*>(scratch);      // [kPanels][kDepth][kPanel]
   float* unpacked = packed + kPanels * kPanelFloats;  // [kPanel][kDepth]

@@ -185,11 +185,12 @@ void gemv_values(const MatrixView& w, int64_t row_begin, int64_t row_end, const 
 }
 
 void gemv(const MatrixView& w, int64_t row_begin, int64_t row_end, Compute compute,
-          const float* const* x, int num_rows, float* const* y, void* scratch) {
-  float* inputs = static_cast<float*>(scratch);
+          const float* const* x, int num_rows, float* const* y, void* scratch, KeptInputs* kept) {
+  float* inputs = static_cast<float*>(kept != nullptr ? kept->memory : scratch);
   const int64_t stride = (w.cols + kLanes - 1) / kLanes * kLanes;
-  for (int r = 0; r < num_rows; ++r) copy_inputs(x[r], w.cols, compute, inputs + r * stride);
-  float* rest = inputs + num_rows * stride;
+  if (kept == nullptr || !kept->ready(w, compute, num_rows, reinterpret_cast<const void*>(&gemv)))
+    for (int r = 0; r < num_rows; ++r) copy_inputs(x[r], w.cols, compute, inputs + r * stride);
+  float* rest = static_cast<float*>(scratch) + (kept != nullptr ? 0 : num_rows * stride);
   const bool sub_blocks = unit_of(w.format).cols == 256;
   const int64_t scales = sub_blocks ? w.cols / 256 * kBlockScales : num_scales(w);
   const int64_t scale_stride = (scales + kLanes - 1) / kLanes * kLanes;

@@ -30,10 +30,47 @@ enum class Compute : uint8_t { kBF16, kExact };
 constexpr int kMaxGemvRows = 16;
 constexpr int64_t kMaxColumns = 65536;  // bindings refuse wider matrices
 constexpr size_t kMatmulScratchBytes = (kMaxGemvRows + 5) * kMaxColumns * 4;
+constexpr size_t kKeptInputsBytes = (kMaxGemvRows + 1) * kMaxColumns * 4;
+
+// Inputs as a gemv kernel wants them, kept by a worker from one task to the next: tasks of a phase
+// share x. Whoever calls names x in `wanted`, by a number that no other x ever has.
+struct KeptInputs {
+  uint64_t wanted = 0;
+  void* memory = nullptr;  // kKeptInputsBytes, aligned to 64
+
+  // Whether memory holds the wanted x as `kernel` prepares it for weights like w; if not, notes
+  // that it is about to.
+  bool ready(const MatrixView& w, Compute compute, int num_rows, const void* kernel) {
+    const Key key{wanted,          kernel,           w.cols,        w.col_origin, num_rows,
+                  w.block_cols,    w.col_step,       w.format,      compute};
+    const bool same = key.x == held_.x && key.kernel == held_.kernel && key.cols == held_.cols &&
+                      key.col_origin == held_.col_origin && key.num_rows == held_.num_rows &&
+                      key.block_cols == held_.block_cols && key.col_step == held_.col_step &&
+                      key.format == held_.format && key.compute == held_.compute;
+    held_ = key;
+    return same;
+  }
+
+ private:
+  struct Key {
+    uint64_t x;
+    const void* kernel;
+    int64_t cols, col_origin, num_rows;
+    int32_t block_cols, col_step;
+    Format format;
+    Compute compute;
+  };
+  Key held_{};
+};
+
+// Names for KeptInputs::wanted: `count` of them, from the returned one on.
+uint64_t new_input_names(uint64_t count);
 
 struct MatmulKernels {
+  // `kept` may be null.
   void (*gemv)(const MatrixView& w, int64_t row_begin, int64_t row_end, Compute compute,
-               const float* const* x, int num_rows, float* const* y, void* scratch);
+               const float* const* x, int num_rows, float* const* y, void* scratch,
+               KeptInputs* kept);
   void (*gemm)(const MatrixView& w, int64_t row_begin, int64_t row_end, Compute compute,
                const float* const* x, int64_t num_rows, float* const* y, void* scratch);
   void (*gemv_transposed)(const MatrixView& w, int64_t col_begin, int64_t col_end, Compute compute,

@@ -90,17 +90,14 @@ struct RowTile {
   }
 };
 
-// Scratch of a call: inputs [num_rows] as BF16 and the scales of kRowsTogether weight rows.
+// Scratch of a call: inputs [num_rows] as BF16, there already when `ready`, and the scales of
+// kRowsTogether weight rows.
 struct Scratch {
   uint16_t* inputs;
+  bool ready;
   float* scales;
   int64_t scale_stride;
 };
-[[gnu::always_inline]] inline Scratch divide(const MatrixView& w, void* scratch) {
-  float* floats = static_cast<float*>(scratch);
-  return {static_cast<uint16_t*>(scratch), floats + (kMaxGemvRows + 1) * kMaxColumns,
-          (num_scales(w) + kLanes - 1) / kLanes * kLanes};
-}
 
 // function(row, constant of 4 or 1) for the rows, whose scales are then there as float32.
 template <typename Function>
@@ -127,7 +124,7 @@ template <typename Decoder>
 void gemv_format(const MatrixView& w, int64_t row_begin, int64_t row_end, const float* const* x,
                  int num_rows, float* const* y, const Scratch& scratch) {
   uint16_t* input = scratch.inputs;  // group by group, in each group row by row
-  for (Groups g(w); !g.done(); g.next())
+  for (Groups g(w); !scratch.ready && !g.done(); g.next())
     for (int r = 0; r < num_rows; ++r, input += kGroup) prepare_group(w.format, g, x[r], input);
   const Decoder decoder;
   for_rows(w, row_begin, row_end, scratch, [&](int64_t row, auto rows) {
@@ -144,7 +141,7 @@ template <typename Nibbles>
 void gemv_nibbles(const MatrixView& w, int64_t row_begin, int64_t row_end, const float* const* x,
                   int num_rows, float* const* y, const Scratch& scratch) {
   uint16_t* input = scratch.inputs;  // step by step, in each step row by row
-  for (int64_t col = 0; col < w.cols; col += kStep)
+  for (int64_t col = 0; !scratch.ready && col < w.cols; col += kStep)
     for (int r = 0; r < num_rows; ++r, input += kStep)
       prepare_step<Nibbles>(x[r] + col, w.cols - col < kStep ? w.cols - col : kStep, input);
   const NibbleScales order = nibble_scales(w);
@@ -158,30 +155,45 @@ void gemv_nibbles(const MatrixView& w, int64_t row_begin, int64_t row_end, const
   });
 }
 
+// Whether the kernels here take products of w; blocks of FP8 narrower than a group would need more
+// padding than the scratch has.
+bool takes(const MatrixView& w, Compute compute) {
+  if (compute == Compute::kExact || w.col_step != 1) return false;
+  switch (w.format) {
+    case Format::kBF16:
+    case Format::kQ4_0:
+    case Format::kMXFP4Block: return true;
+    case Format::kFP8: return w.block_cols >= kGroup;
+    case Format::kInt4:
+    case Format::kMXFP4: return regular_scales(w);
+    default: return false;
+  }
+}
+
 void gemv(const MatrixView& w, int64_t row_begin, int64_t row_end, Compute compute,
-          const float* const* x, int num_rows, float* const* y, void* scratch) {
-  const Scratch parts = divide(w, scratch);
-  const bool plain = compute == Compute::kExact || w.col_step != 1;
-  if (!plain && w.format == Format::kBF16)
-    return gemv_format<DecoderBF16>(w, row_begin, row_end, x, num_rows, y, parts);
-  // Blocks narrower than a group would need more padding than the scratch has.
-  if (!plain && w.format == Format::kFP8 && w.block_cols >= kGroup)
-    return gemv_format<DecoderFP8>(w, row_begin, row_end, x, num_rows, y, parts);
-  if (!plain && w.format == Format::kInt4 && regular_scales(w))
-    return gemv_nibbles<NibblesInt4>(w, row_begin, row_end, x, num_rows, y, parts);
-  if (!plain && w.format == Format::kMXFP4 && regular_scales(w))
-    return gemv_nibbles<NibblesMXFP4>(w, row_begin, row_end, x, num_rows, y, parts);
-  if (!plain && w.format == Format::kQ4_0)
-    return gemv_nibbles<NibblesQ4_0>(w, row_begin, row_end, x, num_rows, y, parts);
-  if (!plain && w.format == Format::kMXFP4Block)
-    return gemv_nibbles<NibblesMXFP4Block>(w, row_begin, row_end, x, num_rows, y, parts);
-  kMatmulAvx512.gemv(w, row_begin, row_end, compute, x, num_rows, y, scratch);
+          const float* const* x, int num_rows, float* const* y, void* scratch, KeptInputs* kept) {
+  if (!takes(w, compute))
+    return kMatmulAvx512.gemv(w, row_begin, row_end, compute, x, num_rows, y, scratch, kept);
+  const Scratch parts = {
+      static_cast<uint16_t*>(kept != nullptr ? kept->memory : scratch),
+      kept != nullptr && kept->ready(w, compute, num_rows, reinterpret_cast<const void*>(&gemv)),
+      static_cast<float*>(scratch) + (kMaxGemvRows + 1) * kMaxColumns,
+      (num_scales(w) + kLanes - 1) / kLanes * kLanes};
+  const auto run = [&](auto kernel) { kernel(w, row_begin, row_end, x, num_rows, y, parts); };
+  switch (w.format) {
+    case Format::kBF16: return run(gemv_format<DecoderBF16>);
+    case Format::kFP8: return run(gemv_format<DecoderFP8>);
+    case Format::kInt4: return run(gemv_nibbles<NibblesInt4>);
+    case Format::kMXFP4: return run(gemv_nibbles<NibblesMXFP4>);
+    case Format::kQ4_0: return run(gemv_nibbles<NibblesQ4_0>);
+    default: return run(gemv_nibbles<NibblesMXFP4Block>);
+  }
 }
 
 void gemm(const MatrixView& w, int64_t row_begin, int64_t row_end, Compute compute,
           const float* const* x, int64_t num_rows, float* const* y, void* scratch) {
   if (num_rows <= kMaxGemvRows)
-    gemv(w, row_begin, row_end, compute, x, static_cast<int>(num_rows), y, scratch);
+    gemv(w, row_begin, row_end, compute, x, static_cast<int>(num_rows), y, scratch, nullptr);
   else
     kMatmulAvx512.gemm(w, row_begin, row_end, compute, x, num_rows, y, scratch);
 }

@@ -24,7 +24,7 @@ void gemm(const MatrixView& w, int64_t row_begin, int64_t row_end, Compute compu
 }
 
 void gemv(const MatrixView& w, int64_t row_begin, int64_t row_end, Compute compute,
-          const float* const* x, int num_rows, float* const* y, void* scratch) {
+          const float* const* x, int num_rows, float* const* y, void* scratch, KeptInputs*) {
   gemm(w, row_begin, row_end, compute, x, num_rows, y, scratch);
 }
 

@@ -8,9 +8,11 @@ namespace moechat {
 // y[r][o] = sum_i x[r][i] W[o][i] for outputs [begin, end). Decode class up to kMaxGemvRows rows.
 inline void multiply(const MatmulKernels& kernels, const MatrixView& w, int64_t begin, int64_t end,
                      Compute compute, const float* const* x, int64_t num_rows, float* const* y,
-                     void* scratch) {
+                     void* scratch, KeptInputs* kept = nullptr) {
   if (w.transposed)
     kernels.gemv_transposed(w, begin, end, compute, x, num_rows, y, scratch);
+  else if (num_rows <= kMaxGemvRows)
+    kernels.gemv(w, begin, end, compute, x, static_cast<int>(num_rows), y, scratch, kept);
   else
     kernels.gemm(w, begin, end, compute, x, num_rows, y, scratch);
 }

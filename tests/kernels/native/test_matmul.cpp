@@ -229,7 +229,8 @@ void run(const MatmulKernels& table, Kernel kernel, const MatrixView& w, int64_t
   float* const* outputs = y.pointers.data();
   switch (kernel) {
     case Kernel::kGemv:
-      table.gemv(w, begin, end, compute, inputs, static_cast<int>(rows), outputs, scratch.start);
+      table.gemv(w, begin, end, compute, inputs, static_cast<int>(rows), outputs, scratch.start,
+                 nullptr);
       return;
     case Kernel::kGemm:
       table.gemm(w, begin, end, compute, inputs, rows, outputs, scratch.start);
