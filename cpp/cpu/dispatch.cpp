@@ -1,6 +1,7 @@
 #include "cpu/dispatch.h"
 
 #include <atomic>
+#include <iterator>
 
 #include "common/status.h"
 #include "cpu/features.h"
@@ -14,6 +15,7 @@ struct Entry {
 };
 
 const Entry kTable[] = {
+    {{"amx", &kMatmulAmx, &kVectorAvx512}, [](const CpuFeatures& f) { return f.amx_bf16; }},
     {{"avx512bf16", &kMatmulAvx512bf16, &kVectorAvx512},
      [](const CpuFeatures& f) { return f.avx512_bf16; }},
     {{"avx512", &kMatmulAvx512, &kVectorAvx512}, [](const CpuFeatures& f) { return f.avx512; }},
@@ -40,7 +42,7 @@ const InstructionSet& active_instruction_set() {
       active.store(&entry.set, std::memory_order_release);
       return entry.set;
     }
-  return kTable[3].set;
+  return std::end(kTable)[-1].set;
 }
 
 void force_instruction_set(const std::string& name) {

@@ -9,7 +9,7 @@
 namespace moechat {
 
 struct InstructionSet {
-  const char* name;  // "ref", "avx2", "avx512", "avx512bf16"
+  const char* name;  // "ref", "avx2", "avx512", "avx512bf16", "amx"
   const MatmulKernels* matmul;
   const VectorKernels* vector;
 };

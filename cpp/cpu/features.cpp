@@ -2,6 +2,8 @@
 
 #include <cpuid.h>
 #include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -17,6 +19,13 @@ uint64_t saved_register_state() {
   return static_cast<uint64_t>(high) << 32 | low;
 }
 
+// Linux gives a process the 8 KiB of tile registers on request only (5.16 and later); the threads and
+// children of the process then have it, too.
+bool may_use_tiles() {
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XTILEDATA
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
 CpuFeatures detect() {
   CpuFeatures features;
   unsigned a, b, c, d;
@@ -25,15 +34,17 @@ CpuFeatures detect() {
   if (!os_xsave) return features;
   const uint64_t saved = saved_register_state();
   const bool saves_ymm = (saved & 0x6) == 0x6, saves_zmm = (saved & 0xe6) == 0xe6;
+  const bool saves_tiles = (saved >> 17 & 3) == 3;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return features;
   features.avx2_fma_f16c = saves_ymm && fma && f16c && (b >> 5 & 1);
   features.avx512 = saves_zmm && features.avx2_fma_f16c && (b >> 16 & 1) && (b >> 17 & 1) &&
                     (b >> 30 & 1) && (b >> 31 & 1);
-  const bool vbmi = c >> 1 & 1;
+  const bool vbmi = c >> 1 & 1, amx = (d >> 22 & 1) && (d >> 24 & 1);  // AMX-BF16, AMX-TILE
   unsigned max_subleaf = a;
   bool bf16 = false;
   if (max_subleaf >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) bf16 = a >> 5 & 1;
   features.avx512_bf16 = features.avx512 && vbmi && bf16;
+  features.amx_bf16 = features.avx512_bf16 && amx && saves_tiles && may_use_tiles();
   return features;
 }
 

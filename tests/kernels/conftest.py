@@ -8,7 +8,7 @@ import pytest
 
 from moechat import _native
 
-ALL_INSTRUCTION_SETS = ("ref", "avx2", "avx512", "avx512bf16")
+ALL_INSTRUCTION_SETS = ("ref", "avx2", "avx512", "avx512bf16", "amx")
 
 
 @pytest.fixture(params=ALL_INSTRUCTION_SETS)

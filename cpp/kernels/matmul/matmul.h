@@ -81,5 +81,6 @@ extern const MatmulKernels kMatmulRef;
 extern const MatmulKernels kMatmulAvx2;
 extern const MatmulKernels kMatmulAvx512;
 extern const MatmulKernels kMatmulAvx512bf16;
+extern const MatmulKernels kMatmulAmx;
 
 }  // namespace moechat

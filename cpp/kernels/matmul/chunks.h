@@ -1,0 +1,82 @@
+// How a weight row is cut for the BF16 gemm: chunks that are packed at a time, segments of columns
+// that share a scale, tiles of 32 columns. Activations and weights are cut alike.
+//
+// A tile is 16 rows of 32 BF16 (1 KiB): 16 outputs of the weight, row by row, or 16 rows of
+// activations as pairs of columns, pair by pair. That is what tdpbf16ps multiplies, and vdpbf16ps
+// with one side broadcast. A segment is padded with zeros to whole units of the decoder.
+#pragma once
+#include <cstdint>
+
+#include "common/matrix_view.h"
+#include "kernels/matmul/groups.h"
+
+namespace moechat {
+
+constexpr int64_t kTileRows = 16;
+constexpr int64_t kTileCols = 32;
+constexpr int64_t kTileSize = kTileRows * kTileCols;
+constexpr int kMaxChunkTiles = 18;  // two blocks of 256 columns and their sums
+
+struct Segment {
+  int64_t col = 0, count = 0;  // columns of the view
+  int tile = 0, tiles = 0;     // tiles of the chunk
+  bool sums = false;           // not the columns, but the sums of 32 columns each (kQ4_K, kQ5_K)
+};
+
+struct Chunk {
+  int num_segments = 0, num_tiles = 0;
+  int64_t first_scale = 0;  // of the first segment, counted from the row's first; +1 a segment
+  Segment segments[kMaxChunkTiles];
+
+  [[gnu::always_inline]] void push(int64_t col, int64_t count, int tiles, bool sums) {
+    segments[num_segments++] = {col, count, num_tiles, tiles, sums};
+    num_tiles += tiles;
+  }
+};
+
+// What a decoder asks of the cut.
+struct Cut {
+  int max_tiles;         // of a chunk
+  int unit_tiles;        // decoded together: a segment has a multiple of them
+  int64_t scale_cols;    // columns that share a scale; 0: all
+  bool sums;             // after every 256 columns a tile of sums
+};
+
+class Chunks {
+ public:
+  [[gnu::always_inline]] Chunks(const MatrixView& w, const Cut& cut)
+      : cut_(cut), cols_(w.cols), edge_(w.cols) {
+    if (cut.scale_cols > 0) edge_ = cut.scale_cols - w.col_origin % cut.scale_cols;
+  }
+
+  // False at the end of the row.
+  [[gnu::always_inline]] bool next(Chunk& chunk) {
+    chunk.num_segments = chunk.num_tiles = 0;
+    chunk.first_scale = scale_index_;
+    const int needed = cut_.sums ? 9 : cut_.unit_tiles;
+    while (col_ < cols_) {
+      const int left = cut_.max_tiles - chunk.num_tiles;
+      if (left < (col_ % 256 == 0 ? needed : cut_.unit_tiles)) break;
+      const int64_t unit = cut_.unit_tiles * kTileCols;
+      const int64_t room = left / cut_.unit_tiles * unit;
+      int64_t count = (edge_ < cols_ ? edge_ : cols_) - col_;
+      count = count < room ? count : room;
+      chunk.push(col_, count, static_cast<int>((count + unit - 1) / unit) * cut_.unit_tiles, false);
+      col_ += count;
+      if (col_ == edge_) {
+        edge_ += cut_.scale_cols;
+        ++scale_index_;
+      }
+      if (cut_.sums && col_ % 256 == 0) chunk.push(col_ - 256, 256, 1, true);
+    }
+    return chunk.num_tiles > 0;
+  }
+
+ private:
+  const Cut cut_;
+  const int64_t cols_;
+  int64_t edge_;
+  int64_t col_ = 0, scale_index_ = 0;
+};
+
+}  // namespace moechat

@@ -1,0 +1,109 @@
+// gemm at the speed of BF16 dot products. Weights are decoded once for all rows of x, into tiles in
+// the caches; what scales a segment of columns shares is applied to its float32 sums.
+//
+//   outputs at a time, rows of x at a time    their float32 sums stay in the second-level cache
+//   chunk of columns                          x packed for all of these outputs
+//   strip of 32 outputs                       decoded for all of these rows of x
+//   multiply_strip                            the instruction set's own part: block_<isa>.h
+
+constexpr int64_t kStripTiles = 2;          // tiles of 16 outputs that are decoded together
+constexpr int64_t kMaxPanels = 32;          // of 16 rows of x
+constexpr int64_t kMaxSumTiles = 1024;      // of 16 outputs times 16 rows of x: 1 MiB
+constexpr int64_t kMaxParts = 2;
+constexpr int64_t kScaleStride = 32;        // scales of a row of the strip: one a segment
+
+struct GemmScratch {
+  float sums[kMaxSumTiles * kTileRows * kTileRows];     // [output tile][panel][16 outputs][16 rows]
+  uint16_t inputs[kMaxPanels * kMaxChunkTiles * kTileSize];              // [panel][tile]
+  uint16_t weights[kStripTiles * kMaxChunkTiles * kMaxParts * kTileSize];  // [output tile][tile]
+  float scales[kStripTiles * kTileRows * kScaleStride];                  // [output][segment]
+  BlockScratch block;
+};
+static_assert(sizeof(GemmScratch) <= kMatmulScratchBytes);
+
+// Decodes `rows` weight rows from `row` on, a strip; zeros for the rows that are missing.
+template <typename Tiles>
+void decode_strip(const Tiles& tiles, const MatrixView& w, int64_t row, int64_t rows,
+                  const Chunk& chunk, GemmScratch& scratch) {
+  const int64_t tile_size = chunk.num_tiles * kTileSize;
+  if (rows < kStripTiles * kTileRows) {
+    std::memset(scratch.weights, 0, static_cast<size_t>(kStripTiles * tile_size) * 2);
+    std::memset(scratch.scales, 0, sizeof scratch.scales);
+  }
+  for (int64_t n = 0; n < rows; ++n) {
+    tiles.row(w, row + n, chunk,
+              scratch.weights + n / kTileRows * tile_size + n % kTileRows * kTileCols);
+    tiles.scales(w, row + n, chunk, scratch.scales + n * kScaleStride);
+  }
+}
+
+// y = the sums, 16 outputs by 16 rows of x turned at a time.
+void store_sums(const float* sums, int64_t begin, int64_t end, int64_t panels, int64_t num_rows,
+                float* const* y) {
+  for (int64_t n = begin; n < end; n += kTileRows)
+    for (int64_t panel = 0; panel < panels; ++panel, sums += kTileRows * kTileRows) {
+      Lanes lanes[kTileRows];
+      for (int i = 0; i < kTileRows; ++i) lanes[i] = load(sums + i * kTileRows);
+      transpose(lanes);
+      for (int64_t r = panel * kTileRows; r < num_rows && r < (panel + 1) * kTileRows; ++r)
+        store(y[r] + n, lanes[r % kTileRows], end - n);
+    }
+}
+
+// At most kMaxPanels * kTileRows rows, and as many outputs as their sums have room.
+template <typename Tiles>
+void gemm_block(const MatrixView& w, int64_t begin, int64_t end, const float* const* x,
+                int64_t num_rows, float* const* y, GemmScratch& scratch) {
+  const Tiles tiles;
+  const int64_t panels = (num_rows + kTileRows - 1) / kTileRows;
+  const int64_t output_tiles = (end - begin + kTileRows - 1) / kTileRows;
+  const int64_t tile_sums = panels * kTileRows * kTileRows;  // of one tile of outputs
+  std::memset(scratch.sums, 0, static_cast<size_t>(output_tiles * tile_sums) * 4);
+  Chunk chunk;
+  for (Chunks chunks(w, Tiles::cut(w)); chunks.next(chunk);) {
+    for (int64_t panel = 0; panel < panels; ++panel) {
+      const int64_t row = panel * kTileRows;
+      pack_inputs<Tiles>(chunk, x + row, num_rows - row < kTileRows ? num_rows - row : kTileRows,
+                         scratch.inputs + panel * chunk.num_tiles * kTileSize);
+    }
+    for (int64_t tile = 0; tile < output_tiles; tile += kStripTiles) {
+      const int64_t row = begin + tile * kTileRows;
+      const int64_t rows =
+          end - row < kStripTiles * kTileRows ? end - row : kStripTiles * kTileRows;
+      decode_strip(tiles, w, row, rows, chunk, scratch);
+      multiply_strip(chunk, rows > kTileRows ? 2 : 1, panels, scratch.weights, scratch.inputs,
+                     scratch.scales, scratch.sums + tile * tile_sums, scratch.block);
+    }
+  }
+  store_sums(scratch.sums, begin, end, panels, num_rows, y);
+}
+
+template <typename Tiles>
+void gemm_tiles(const MatrixView& w, int64_t row_begin, int64_t row_end, const float* const* x,
+                int64_t num_rows, float* const* y, void* memory) {
+  GemmScratch& scratch = *static_cast<GemmScratch*>(memory);
+  for (int64_t r = 0; r < num_rows; r += kMaxPanels * kTileRows) {
+    const int64_t rows =
+        num_rows - r < kMaxPanels * kTileRows ? num_rows - r : kMaxPanels * kTileRows;
+    const int64_t panels = (rows + kTileRows - 1) / kTileRows;
+    const int64_t outputs = kMaxSumTiles / panels / kStripTiles * kStripTiles * kTileRows;
+    for (int64_t begin = row_begin; begin < row_end; begin += outputs)
+      gemm_block<Tiles>(w, begin, begin + outputs < row_end ? begin + outputs : row_end, x + r,
+                        rows, y + r, scratch);
+  }
+}
+
+// False where float32 has to do it.
+bool gemm_bf16(const MatrixView& w, int64_t row_begin, int64_t row_end, const float* const* x,
+               int64_t num_rows, float* const* y, void* scratch) {
+  if (w.col_step != 1) return false;
+  const auto run = [&](auto tiles) {
+    gemm_tiles<decltype(tiles)>(w, row_begin, row_end, x, num_rows, y, scratch);
+    return true;
+  };
+  switch (w.format) {
+    case Format::kBF16: return run(TilesBF16{});
+    case Format::kFP8: return w.block_cols >= kTileCols && run(TilesFP8{});
+    default: return false;
+  }
+}

@@ -1,0 +1,48 @@
+// AMX: gemm with tdpbf16ps; the rest as with AVX-512 BF16.
+#include <immintrin.h>
+
+#include <cstring>
+
+#include "kernels/matmul/block_amx.h"
+#include "kernels/matmul/decoders_avx512bf16.h"
+#include "kernels/matmul/groups.h"
+#include "kernels/matmul/lanes_avx512.h"
+#include "kernels/matmul/matmul.h"
+
+namespace moechat {
+namespace matmul_amx {
+
+using namespace matmul_avx512;
+using namespace matmul_avx512bf16;
+#include "kernels/matmul/inputs_f32.inl"
+
+#include "kernels/matmul/tile_inputs.inl"
+
+#include "kernels/matmul/tile_decoders.inl"
+
+#include "kernels/matmul/gemm_bf16.inl"
+
+void gemv(const MatrixView& w, int64_t row_begin, int64_t row_end, Compute compute,
+          const float* const* x, int num_rows, float* const* y, void* scratch) {
+  kMatmulAvx512bf16.gemv(w, row_begin, row_end, compute, x, num_rows, y, scratch);
+}
+
+void gemm(const MatrixView& w, int64_t row_begin, int64_t row_end, Compute compute,
+          const float* const* x, int64_t num_rows, float* const* y, void* scratch) {
+  if (num_rows > kMaxGemvRows && compute == Compute::kBF16) {
+    const TileRegisters registers;
+    if (gemm_bf16(w, row_begin, row_end, x, num_rows, y, scratch)) return;
+  }
+  kMatmulAvx512bf16.gemm(w, row_begin, row_end, compute, x, num_rows, y, scratch);
+}
+
+void gemv_transposed(const MatrixView& w, int64_t col_begin, int64_t col_end, Compute compute,
+                     const float* const* x, int64_t num_rows, float* const* y, void* scratch) {
+  kMatmulAvx512.gemv_transposed(w, col_begin, col_end, compute, x, num_rows, y, scratch);
+}
+
+}  // namespace matmul_amx
+
+const MatmulKernels kMatmulAmx = {matmul_amx::gemv, matmul_amx::gemm, matmul_amx::gemv_transposed};
+
+}  // namespace moechat
