@@ -2,6 +2,7 @@
 #include <immintrin.h>
 
 #include <cstring>
+#include <type_traits>
 
 #include "kernels/matmul/block_amx.h"
 #include "kernels/matmul/decoders_avx512bf16.h"
@@ -22,9 +23,13 @@ using namespace matmul_avx512bf16;
 
 #include "kernels/matmul/gemm_bf16.inl"
 
+#include "kernels/matmul/gemv_amx.inl"
+
 void gemv(const MatrixView& w, int64_t row_begin, int64_t row_end, Compute compute,
-          const float* const* x, int num_rows, float* const* y, void* scratch) {
-  kMatmulAvx512bf16.gemv(w, row_begin, row_end, compute, x, num_rows, y, scratch);
+          const float* const* x, int num_rows, float* const* y, void* scratch, KeptInputs* kept) {
+  if (compute != Compute::kBF16 ||
+      !gemv_tiles(w, row_begin, row_end, x, num_rows, y, scratch, kept))
+    kMatmulAvx512bf16.gemv(w, row_begin, row_end, compute, x, num_rows, y, scratch, kept);
 }
 
 void gemm(const MatrixView& w, int64_t row_begin, int64_t row_end, Compute compute,

@@ -2,6 +2,8 @@
 //
 //   kUnit, position(i)   a unit of so many tiles is decoded together; its pair of columns i stands
 //                        at pair position(i) of it
+//   kUnitBytes, unit()   the stored bytes of a whole unit, and its decoder: 32 BF16 at dst of every
+//                        tile, kTileSize apart
 //   cut(w)               how the row is cut
 //   row(...)             one row of the chunk: 32 BF16 at dst of every tile, kTileSize apart
 //   scales(...)          one scale a segment of the chunk
@@ -22,12 +24,19 @@ struct GridScales {
 
 struct TilesFP8 : GridScales {
   static constexpr int kUnit = 2;
+  static constexpr int64_t kUnitBytes = 64;
   static constexpr int position(int pair) {  // DecoderFP8's order: pieces of four pairs
     return pair / 4 % 2 * 16 + pair / 8 * 4 + pair % 4;
   }
   static Cut cut(const MatrixView& w) { return {16, kUnit, w.block_cols, false}; }
 
   const DecoderFP8 decode;
+  [[gnu::always_inline]] void unit(const uint8_t* p, uint16_t* dst) const {
+    __m512i out[kUnit];
+    decode(p, kBlock, out);
+    store_tile_row(dst, out[0]);
+    store_tile_row(dst + kTileSize, out[1]);
+  }
   [[gnu::always_inline]] void row(const MatrixView& w, int64_t row, const Chunk& chunk,
                                   uint16_t* dst) const {
     const uint8_t* codes = w.data + row * w.row_stride_bytes;
@@ -45,8 +54,12 @@ struct TilesFP8 : GridScales {
 
 struct TilesBF16 {
   static constexpr int kUnit = 1;
+  static constexpr int64_t kUnitBytes = 64;
   static constexpr int position(int pair) { return pair; }
   static Cut cut(const MatrixView&) { return {16, kUnit, 0, false}; }
+  [[gnu::always_inline]] static void unit(const uint8_t* p, uint16_t* dst) {
+    store_tile_row(dst, _mm512_loadu_si512(p));
+  }
   [[gnu::always_inline]] static void scales(const MatrixView&, int64_t, const Chunk& chunk,
                                             float* dst) {
     for (int s = 0; s < chunk.num_segments; ++s) dst[s] = 1.0f;
