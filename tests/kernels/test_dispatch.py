@@ -10,7 +10,7 @@ from moechat import _native
 
 def test_the_best_is_first_and_ref_is_last() -> None:
     names = _native.supported_instruction_sets()
-    order = ["avx512bf16", "avx512", "avx2", "ref"]
+    order = ["amx", "avx512bf16", "avx512", "avx2", "ref"]
     assert names == [name for name in order if name in names]
     assert names[-1] == "ref"
     with open("/proc/cpuinfo", encoding="utf-8") as file:

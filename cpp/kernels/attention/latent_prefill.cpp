@@ -110,7 +110,8 @@ void LatentPrefill::project_queries(const PrefillAttentionCall& call, int64_t he
                 y[i] + head * d.query_dim() + d.nope_dim);
 }
 
-// Keys and values of one head for one block of slots, as the cache's latents give them.
+// Keys and values of one head for one block of slots, as the cache's latents give them: they are BF16
+// already in the mode that rounds inputs to it.
 void LatentPrefill::expand_keys(const PrefillAttentionCall& call, int64_t head, int64_t place,
                                 int64_t block, int worker) {
   const ModelDims& d = model_.dims;
@@ -126,9 +127,9 @@ void LatentPrefill::expand_keys(const PrefillAttentionCall& call, int64_t head, 
   }
   const LatentWeights& weights = call.layer->latent;
   multiply(*isa_.matmul, weights.key_expand[static_cast<size_t>(head)], 0, d.nope_dim,
-           Compute::kExact, x, count, keys, pool_.scratch(worker));
+           model_.compute, x, count, keys, pool_.scratch(worker));
   multiply(*isa_.matmul, weights.value_expand[static_cast<size_t>(head)], 0, d.v_dim,
-           Compute::kExact, x, count, values, pool_.scratch(worker));
+           model_.compute, x, count, values, pool_.scratch(worker));
 }
 
 }  // namespace moechat
