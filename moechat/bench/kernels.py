@@ -1,0 +1,190 @@
+"""``bench kernels``: how near the experts' kernels come to the speed of reading memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from moechat import _native
+from moechat.bench.bursts import FAST_BYTES_PER_SECOND, Burst, run_rounds
+from moechat.bench.expert_layer import ExpertCalls, native_layer
+from moechat.bench.expert_weights import map_experts
+from moechat.bench.kernel_check import check_against_reference
+from moechat.bench.kernel_report import moe_ffn_row
+from moechat.bench.kernel_settings import KernelSettings
+from moechat.bench.machine import last_level_cache_bytes, machine_facts, versions
+from moechat.bench.reading import Reader
+from moechat.bench.routing import Routes
+from moechat.bench.shapes import ExpertShape, expert_shape
+from moechat.bench.stored_matrix import random_matrix
+from moechat.errors import Usage, from_native
+
+_LEAST_EXPERTS = 64
+_MOST_EXPERTS = 4096
+_CACHES = 2  # the weights are at least so many times the last-level cache
+_READ_SHARE = 0.64  # length of a reading's burst, of that of a contestant's
+
+Status = Callable[[str], None]  # a line about what goes on
+
+
+def measure_kernels(settings: KernelSettings, status: Status) -> dict[str, Any]:
+    """Measure and return the report, ready for JSON. Raises MoechatError.
+
+    Not for use while an engine computes: the instruction set may be switched for a moment.
+    """
+    from moechat.engine.loading import choose_instruction_set
+
+    shape = expert_shape(settings.shape)
+    if settings.experts is not None and settings.experts < shape.experts_per_token:
+        raise Usage(
+            f"--experts {settings.experts} are too few",
+            f"a token of {shape.name} uses {shape.experts_per_token} at once",
+        )
+    before = _native.active_instruction_set()
+    try:
+        choose_instruction_set()
+        if settings.isa is not None:
+            _native.force_instruction_set(settings.isa)
+        pools = {threads: _native.ThreadPool(threads) for threads in settings.threads}
+        report = _frame(settings, shape)
+        for format_ in settings.formats:
+            facts, rows = _measure_format(settings, shape, format_, pools, status)
+            report["weights"].append(facts)
+            report["rows"] += rows
+        return report
+    except _native.NativeError as error:
+        raise from_native(*error.args) from error
+    finally:
+        _native.force_instruction_set(before)
+        status("")
+
+
+def _frame(settings: KernelSettings, shape: ExpertShape) -> dict[str, Any]:
+    return {
+        "benchmark": "kernels",
+        "machine": machine_facts(),
+        "versions": versions(),
+        "shape": dataclasses.asdict(shape),
+        "settings": {
+            "experts_hit": settings.experts_hit,
+            "bursts": settings.bursts,
+            "burst_seconds": settings.burst_seconds,
+            "fast_regime_min_read_gb_per_s": FAST_BYTES_PER_SECOND / 1e9,
+        },
+        "weights": [],
+        "rows": [],
+    }
+
+
+@dataclass
+class _MoeFfn:
+    """Routed experts of ``batch`` rows with one pool; successive calls use other experts."""
+
+    threads: int
+    batch: int
+    calls: ExpertCalls
+    routes: Routes
+    x: _native.Float32
+    expert_bytes: int
+    turn: Callable[[], int]
+
+    def call(self) -> int:
+        ids, distinct = self.routes.at(self.turn())
+        self.calls.run(self.x, ids, self.routes.weights)
+        return distinct * self.expert_bytes
+
+
+def _measure_format(
+    settings: KernelSettings,
+    shape: ExpertShape,
+    format_: str,
+    pools: dict[int, _native.ThreadPool],
+    status: Status,
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    num_experts = settings.experts or _enough_experts(format_, shape)
+    weights = map_experts(
+        format_,
+        shape,
+        num_experts,
+        lambda done, total: status(
+            f"{format_}: writing {num_experts} experts, {done / 1e9:.1f} of {total / 1e9:.1f} GB"
+        ),
+    )
+    model = native_layer(weights, shape)
+    status(f"{format_}: comparing with the reference kernels")
+    most_threads = max(settings.threads)
+    error = check_against_reference(
+        ExpertCalls(model, pools[most_threads]), shape, max(settings.batches)
+    )
+    reader = Reader(weights.bytes, pools, settings.burst_seconds * _READ_SHARE)
+    reader.read_all(most_threads)
+    contestants = _contestants(settings, shape, weights.expert_bytes, num_experts, model, pools)
+    bursts: list[list[Burst]] = [[] for _ in contestants]
+    for contestant in contestants:
+        contestant.call()  # buffers are allocated now
+    for index, burst in run_rounds(
+        contestants, reader.read, settings.bursts, settings.burst_seconds
+    ):
+        bursts[index].append(burst)
+        status(f"{format_}: round {burst.round + 1} of {settings.bursts}")
+    cache_bytes = last_level_cache_bytes()
+    facts = {
+        "format": format_,
+        "experts": num_experts,
+        "expert_bytes": weights.expert_bytes,
+        "file_bytes": weights.bytes.nbytes,
+        "file_over_last_level_cache": (
+            None if cache_bytes is None else round(weights.bytes.nbytes / cache_bytes, 2)
+        ),
+        "max_relative_error": error,
+    }
+    rows = [
+        moe_ffn_row(format_, contestant.threads, contestant.batch, own, bursts[0], error)
+        for contestant, own in zip(contestants, bursts, strict=True)
+    ]
+    return facts, rows
+
+
+def _contestants(
+    settings: KernelSettings,
+    shape: ExpertShape,
+    expert_bytes: int,
+    num_experts: int,
+    model: _native.Model,
+    pools: dict[int, _native.ThreadPool],
+) -> Sequence[_MoeFfn]:
+    # One walk for all: what one contestant has just read is not left in the caches for the next.
+    turns = iter(range(1 << 62))
+    generator = np.random.default_rng(3)
+    x = generator.standard_normal((max(settings.batches), shape.hidden)).astype(np.float32)
+    routes = {
+        batch: Routes(settings.experts_hit, num_experts, shape.experts_per_token, batch)
+        for batch in settings.batches
+    }
+    return [
+        _MoeFfn(
+            threads,
+            batch,
+            ExpertCalls(model, pools[threads]),
+            routes[batch],
+            x[:batch],
+            expert_bytes,
+            turns.__next__,
+        )
+        for threads in settings.threads
+        for batch in settings.batches
+    ]
+
+
+def _enough_experts(format_: str, shape: ExpertShape) -> int:
+    """64, or more where the caches would hold a good part of them."""
+    generator = np.random.default_rng(0)
+    expert_bytes = 2 * random_matrix(format_, shape.inner, shape.hidden, generator).num_bytes
+    expert_bytes += random_matrix(format_, shape.hidden, shape.inner, generator).num_bytes
+    wanted_bytes = _CACHES * (last_level_cache_bytes() or 0)
+    wanted = max(_LEAST_EXPERTS, min(-(-wanted_bytes // expert_bytes), _MOST_EXPERTS))
+    return -(-wanted // shape.experts_per_token) * shape.experts_per_token
