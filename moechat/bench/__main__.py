@@ -3,34 +3,37 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from moechat import _native
-from moechat.bench.kernel_settings import (
-    DEFAULT_BURSTS, DEFAULT_FORMATS, DEFAULT_SHAPE, KernelSettings, parse_list, parse_names,
-)
-from moechat.bench.kernels import measure_kernels
+from moechat.bench.interrupt import EXIT_CODE
+from moechat.bench.kernel_command import run_kernels
+from moechat.bench.kernel_options import OPTIONS
+from moechat.bench.kernel_settings import KernelSettings
+from moechat.errors import MoechatError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line (default: this process's) and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m moechat.bench")
-    sub = parser.add_subparsers(dest="command", required=True)
-    k = sub.add_parser("kernels")
-    k.add_argument("--format", default=",".join(DEFAULT_FORMATS))
-    k.add_argument("--shape", default=DEFAULT_SHAPE)
-    k.add_argument("--threads", default=str(_native.available_cpus()))
-    k.add_argument("--batch", default="1")
-    k.add_argument("--experts-hit", default="same")
-    k.add_argument("--experts", type=int)
-    k.add_argument("--bursts", type=int, default=DEFAULT_BURSTS)
-    k.add_argument("--isa")
-    k.add_argument("--json", action="store_true")
-    a = parser.parse_args(argv)
-    settings = KernelSettings(formats=parse_names(a.format), shape=a.shape, threads=parse_list("--threads", a.threads),
-        batches=parse_list("--batch", a.batch), experts_hit=a.experts_hit, experts=a.experts, bursts=a.bursts, isa=a.isa)
-    print(json.dumps(measure_kernels(settings, lambda line: None), indent=2))
+    kernels = parser.add_subparsers(dest="command", required=True).add_parser(
+        "kernels", help="speed of the experts' kernels over plain reading"
+    )
+    for name, (default, text) in OPTIONS.items():
+        kernels.add_argument(f"--{name}", default=default, help=text)
+    kernels.add_argument("--json", action="store_true", help="Print one JSON object.")
+    kernels.add_argument("--plot", type=Path, metavar="FILE", help="Write a picture: .svg or .png.")
+    arguments = parser.parse_args(argv)
+    texts = {name: getattr(arguments, name.replace("-", "_")) for name in OPTIONS}
+    try:
+        settings = KernelSettings.from_texts(texts)
+        run_kernels(settings, as_json=arguments.json, plot=arguments.plot)
+    except KeyboardInterrupt:
+        return EXIT_CODE
+    except MoechatError as error:
+        print(f"error: {error.message} [{error.name}]", file=sys.stderr)
+        return error.exit_code
     return 0
 
 

@@ -50,6 +50,7 @@ class Burst:
     round: int
     calls: int
     seconds: float
+    cpu_seconds: float  # of all threads of the process
     bytes: int
     before: Reading
     after: Reading
@@ -106,6 +107,7 @@ def run_rounds(
     rounds: int,
     burst_seconds: float,
     clock: Clock = time.perf_counter,
+    cpu_clock: Clock = time.process_time,
 ) -> Iterator[tuple[int, Burst]]:
     """Let the contestants take turns; yields (index of the contestant, burst) as they come.
 
@@ -119,9 +121,11 @@ def run_rounds(
             if before is None or contestant.threads != threads:
                 threads = contestant.threads
                 before = read(threads)
+            cpu_began = cpu_clock()
             calls, num_bytes, seconds = burst(contestant.call, burst_seconds, clock)
+            cpu_seconds = cpu_clock() - cpu_began
             after = read(threads)
-            yield index, Burst(round_, calls, seconds, num_bytes, before, after)
+            yield index, Burst(round_, calls, seconds, cpu_seconds, num_bytes, before, after)
             before = after
 
 

@@ -34,8 +34,8 @@ Progress = Callable[[int, int], None]  # bytes done, bytes in all
 class ExpertWeights:
     """Experts in one mapping. ``bytes`` [file size] is the whole of it, read-only.
 
-    ``experts[e]["gate" | "up" | "down"]`` are views into it. ``expert_bytes``: weights and scales of
-    one expert, without the padding between them.
+    ``experts[e]["gate" | "up" | "down"]`` are views into it. ``expert_bytes``: weights and scales
+    of one expert, without the padding between them.
     """
 
     format: str
@@ -50,8 +50,8 @@ def map_experts(
     """Write ``num_experts`` experts to an unlinked temporary file and map it.
 
     One random matrix a kind is made; each expert has its rows in another order (moved along), so
-    that no two pages are equal. The file lies in $TMPDIR, else in the cache folder, and is gone when
-    the process ends, however it ends. Raises DoesNotFit and Usage.
+    that no two pages are equal. The file lies in $TMPDIR, else in the cache folder, and is gone
+    when the process ends, however it ends. Raises DoesNotFit and Usage.
     """
     generator = np.random.default_rng(seed)
     wide = random_matrix(format, shape.inner, shape.hidden, generator)
@@ -134,7 +134,7 @@ def _write(
 def _moved_along(array: NDArray[Any], turn: int) -> Iterator[memoryview]:
     """The bytes of ``array`` beginning with row ``turn``, in pieces that can all be written."""
     for rows in (array[turn:], array[:turn]):
-        stored = memoryview(np.ascontiguousarray(rows).reshape(-1).view(np.uint8))
+        stored = rows.reshape(-1).view(np.uint8).data
         for begin in range(0, len(stored), _CHUNK_BYTES):
             yield stored[begin : begin + _CHUNK_BYTES]
 

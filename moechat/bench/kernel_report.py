@@ -1,4 +1,4 @@
-"""Rows of ``bench kernels``: from bursts in bytes and seconds to figures with units in their keys."""
+"""Rows of ``bench kernels``: bursts become figures that have their unit in their key."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ def moe_ffn_row(
     batch: int,
     bursts: Sequence[Burst],
     first: Sequence[Burst],
+    first_batch: int,
     max_relative_error: float,
 ) -> dict[str, Any]:
     """One contestant's figures: medians over its bursts with their range, and the raw bursts.
 
-    ``first``: the bursts of the row that time a token is compared with, round by round; its batch
-    is told by its row.
+    ``first`` and ``first_batch``: the row that the time of a token is compared with, by round.
     """
     rate = Spread.of([burst.bytes_per_second / 1e9 for burst in bursts])
     read = Spread.of([burst.read_bytes_per_second / 1e9 for burst in bursts])
     milliseconds = Spread.of([burst.seconds_per_call * 1e3 for burst in bursts])
     fraction = Spread.of([burst.fraction_of_read for burst in bursts])
     to_first = Spread.of(
-        [own.seconds_per_call / other.seconds_per_call for own, other in zip(bursts, first)]
+        [
+            own.seconds_per_call / batch / (other.seconds_per_call / first_batch)
+            for own, other in zip(bursts, first, strict=True)
+        ]
     )
     return {
         "op": "moe_ffn",
@@ -51,7 +54,8 @@ def moe_ffn_row(
         "fraction_of_read_min": _round(fraction.min),
         "fraction_of_read_max": _round(fraction.max),
         "regime": regime(bursts),
-        "time_over_first_row": _round(to_first.median),
+        "cpu_share": _round(Spread.of([cpu_share(burst, threads) for burst in bursts]).median),
+        "time_per_token_over_first_row": _round(to_first.median),
         "max_relative_error": float(f"{max_relative_error:.3g}"),
         "bursts": [_raw(burst) for burst in bursts],
     }
@@ -69,7 +73,16 @@ def _raw(burst: Burst) -> dict[str, Any]:
         "read_after_without_prefetch_gb_per_s": _round(burst.after.plain / 1e9),
         "fraction_of_read": _round(burst.fraction_of_read),
         "regime": "fast" if burst.fast else "slow",
+        "cpu_ms_per_call": _round(burst.cpu_seconds / burst.calls * 1e3),
     }
+
+
+def cpu_share(burst: Burst, threads: int) -> float:
+    """Processor time that a burst got, over what its threads could have had.
+
+    Below 1 other programs used the processors too; waiting for memory counts as use.
+    """
+    return burst.cpu_seconds / (burst.seconds * min(threads, _native.available_cpus()))
 
 
 def _round(value: float) -> float:

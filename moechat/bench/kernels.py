@@ -26,7 +26,6 @@ from moechat.errors import Usage, from_native
 _LEAST_EXPERTS = 64
 _MOST_EXPERTS = 4096
 _CACHES = 2  # the weights are at least so many times the last-level cache
-_READ_SHARE = 0.64  # length of a reading's burst, of that of a contestant's
 
 Status = Callable[[str], None]  # a line about what goes on
 
@@ -120,7 +119,7 @@ def _measure_format(
     error = check_against_reference(
         ExpertCalls(model, pools[most_threads]), shape, max(settings.batches)
     )
-    reader = Reader(weights.bytes, pools, settings.burst_seconds * _READ_SHARE)
+    reader = Reader(weights.bytes, pools, settings.burst_seconds)
     reader.read_all(most_threads)
     contestants = _contestants(settings, shape, weights.expert_bytes, num_experts, model, pools)
     bursts: list[list[Burst]] = [[] for _ in contestants]
@@ -143,7 +142,15 @@ def _measure_format(
         "max_relative_error": error,
     }
     rows = [
-        moe_ffn_row(format_, contestant.threads, contestant.batch, own, bursts[0], error)
+        moe_ffn_row(
+            format_,
+            contestant.threads,
+            contestant.batch,
+            own,
+            bursts[0],
+            contestants[0].batch,
+            error,
+        )
         for contestant, own in zip(contestants, bursts, strict=True)
     ]
     return facts, rows

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from moechat import _native
 from moechat.bench.bursts import Clock, Reading, burst
 
-_SPAN_BYTES = 256 << 20
+_SPAN_BYTES = 64 << 20
 
 
 class Reader:

@@ -6,14 +6,13 @@ import numpy as np
 
 from moechat import _native
 
-HITS = ("same", "uniform")
 _UNIFORM_CALLS = 64
 
 
 class Routes:
     """Expert ids of call after call, int32 [batch, experts per token].
 
-    "same": all rows use the same experts, and a random order of all experts is walked, so that one
+    ``hit`` "same": all rows use the same experts, and a random order of all experts is walked, so that one
     returns only after all others. "uniform": each row has its own random choice.
     """
 

@@ -51,4 +51,6 @@ def expert_shape(name: str) -> ExpertShape:
 
 def _with_experts(entries: dict[str, dict[str, Any]]) -> list[str]:
     tables = {name: entry.get("geometry") for name, entry in entries.items()}
-    return [n for n, facts in tables.items() if isinstance(facts, dict) and facts.get("num_experts")]
+    return [
+        n for n, facts in tables.items() if isinstance(facts, dict) and facts.get("num_experts")
+    ]

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moechat import _native
 from moechat.errors import Usage
-from moechat.models.spec import Format
-
-FORMATS: tuple[str, ...] = get_args(Format)
 
 _GROUP = 32  # columns of a scale of int4 and mxfp4
 _PACKED_GROUP = 128  # inputs of a scale of awq and gptq
