@@ -19,7 +19,9 @@ class KernelMismatch(MoechatError):
     name = "kernel-mismatch"
 
 
-def check_against_reference(calls: ExpertCalls, shape: ExpertShape, batch: int) -> float:
+def check_against_reference(
+    model: _native.Model, pool: _native.ThreadPool, shape: ExpertShape, batch: int
+) -> float:
     """Largest difference from ``ref`` over the largest value, same weights, one set of experts.
 
     One row and a few are computed, since they go through different code. Raises KernelMismatch
@@ -32,12 +34,13 @@ def check_against_reference(calls: ExpertCalls, shape: ExpertShape, batch: int) 
     ids = np.ascontiguousarray(
         np.broadcast_to(np.arange(per_token, dtype=np.int32), (rows, per_token))
     )
-    weights = generator.uniform(0.5, 1.5, ids.shape).astype(np.float32) / per_token
+    weights = generator.uniform(0.5, 1.5, ids.shape).astype(np.float32)
     measured = _native.active_instruction_set()
+    calls = ExpertCalls(model, pool)
     results = [np.array(calls.run(x[:n], ids[:n], weights[:n])) for n in {1, rows}]
     try:
         _native.force_instruction_set("ref")
-        wanted = np.array(calls.run(x, ids, weights))
+        wanted = np.array(ExpertCalls(model, pool).run(x, ids, weights))
     finally:
         _native.force_instruction_set(measured)
     largest = float(np.abs(wanted).max())

@@ -116,9 +116,7 @@ def _measure_format(
     model = native_layer(weights, shape)
     status(f"{format_}: comparing with the reference kernels")
     most_threads = max(settings.threads)
-    error = check_against_reference(
-        ExpertCalls(model, pools[most_threads]), shape, max(settings.batches)
-    )
+    error = check_against_reference(model, pools[most_threads], shape, max(settings.batches))
     reader = Reader(weights.bytes, pools, settings.burst_seconds)
     reader.read_all(most_threads)
     contestants = _contestants(settings, shape, weights.expert_bytes, num_experts, model, pools)

@@ -20,8 +20,9 @@ _STYLE = """
   text { font: 13px system-ui, sans-serif } .title { font-size: 16px; font-weight: 600 }
   .small { font-size: 12px }
   @media (prefers-color-scheme: dark) {
-    .paper { fill: #14181f } .ink { fill: #e6eaf0 } .soft { fill: #98a3b3 } .grid { stroke: #2a313b }
-    .track { fill: #2d3643 } .bar { fill: #6ba1ff } .roof, .range { stroke: #e6eaf0 }
+    .paper { fill: #14181f } .ink { fill: #e6eaf0 } .soft { fill: #98a3b3 }
+    .grid { stroke: #2a313b } .track { fill: #2d3643 } .bar { fill: #6ba1ff }
+    .roof, .range { stroke: #e6eaf0 }
   }
 """
 

@@ -12,8 +12,8 @@ _UNIFORM_CALLS = 64
 class Routes:
     """Expert ids of call after call, int32 [batch, experts per token].
 
-    ``hit`` "same": all rows use the same experts, and a random order of all experts is walked, so that one
-    returns only after all others. "uniform": each row has its own random choice.
+    ``hit`` "same": all rows use the same experts, and a random order of all experts is walked, so
+    that one returns only after all others. "uniform": each row has its own random choice.
     """
 
     def __init__(self, hit: str, num_experts: int, experts_per_token: int, batch: int) -> None:

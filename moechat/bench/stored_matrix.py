@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -50,15 +50,9 @@ class StoredMatrix:
         """Weights and scales."""
         return sum(array.nbytes for _, array in self.parts)
 
-    def view(self, arrays: Mapping[str, NDArray[Any]]) -> _native.MatrixView:
-        """A native view of other arrays of the same types and shapes."""
-        placed = replace(self, **arrays)
-        options = dict(self.options)
-        if placed.scale is not None:
-            options["scale"] = placed.scale
-        if placed.zeros is not None:
-            options["zeros"] = placed.zeros
-        return _native.MatrixView(self.format, placed.data, **options)
+    def view(self, arrays: Mapping[str, Any]) -> _native.MatrixView:
+        """A native view of other arrays of the same types and shapes, by field name."""
+        return _native.MatrixView(self.format, **arrays, **self.options)
 
 
 def random_matrix(
