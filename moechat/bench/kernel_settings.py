@@ -31,7 +31,7 @@ class KernelSettings:
     experts_hit: str = "same"
     experts: int | None = None
     bursts: int = 7
-    burst_seconds: float = 0.25
+    burst_seconds: float = 0.2
     isa: str | None = None
 
     def __post_init__(self) -> None:

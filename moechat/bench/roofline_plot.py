@@ -13,7 +13,7 @@ from typing import Any
 
 from moechat.errors import MoechatError, Usage
 
-_WIDTH, _LEFT, _RIGHT, _TOP, _ROW, _BAR, _BOTTOM = 760, 190, 84, 74, 30, 14, 58
+_WIDTH, _LEFT, _RIGHT, _TOP, _ROW, _BAR, _BOTTOM = 800, 230, 84, 74, 30, 14, 58
 _STYLE = """
   .paper { fill: #ffffff } .ink { fill: #1c2430 } .soft { fill: #5b6675 } .grid { stroke: #e3e7ec }
   .track { fill: #dfe5ec } .bar { fill: #2f6fdb } .roof, .range { stroke: #1c2430 }
@@ -130,6 +130,7 @@ def svg(report: dict[str, Any]) -> str:
     parts.append(
         _text(_LEFT, bottom + 38, "bar: weights · line: plain reading · thin: range", "soft small")
     )
+    parts.append(_text(_WIDTH - 20, _TOP - 12, "of reading", "soft small", "end"))
     for i, bar in enumerate(rows):
         parts += _drawn(bar, _TOP + i * _ROW + _ROW / 2, scale)
     return "\n".join([*parts, "</svg>"]) + "\n"
@@ -146,7 +147,7 @@ def _drawn(bar: Bar, middle: float, scale: float) -> Sequence[str]:
         _rect(_LEFT, top, bar.achieved * scale, "bar"),
         _line(low, middle, high, middle, "range", 1),
         _line(roof, top - 4, roof, top + _BAR + 4, "roof", 2.5),
-        _text(_WIDTH - _RIGHT + 14, middle + 4.5, f"{bar.fraction:.2f}", "ink"),
+        _text(_WIDTH - 20, middle + 4.5, f"{bar.fraction:.2f}", "ink", "end"),
         "</g>",
     )
 

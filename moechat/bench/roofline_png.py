@@ -29,6 +29,7 @@ def draw_png(bars: Sequence[Bar], title: str, subtitle: str, path: Path) -> None
         axes.annotate(
             f"{bar.fraction:.2f}", (1.01, place), xycoords=axes.get_yaxis_transform(), va="center"
         )
+    axes.set_title("of reading", loc="right", fontsize=9, color="#5b6675")
     axes.set_yticks(list(places), [bar.label for bar in bars])
     axes.invert_yaxis()
     axes.set_xlim(left=0)
