@@ -42,17 +42,20 @@ def native_layer(weights: ExpertWeights, shape: ExpertShape) -> _native.Model:
 
 
 class ExpertCalls:
-    """``moe_ffn`` as decode calls it, on one pool."""
+    """``moe_ffn`` as decode calls it, on one pool, with the instruction set in use at the time."""
 
     def __init__(self, model: _native.Model, pool: _native.ThreadPool) -> None:
-        self._model, self._pool = model, pool
+        self._experts = _native.Experts(model, pool)
 
-    def run(self, x: _native.Float32, ids: _native.Int32, weights: _native.Float32) -> Any:
-        """x [rows, hidden], ids and weights [rows, experts per token] -> float32 [rows, hidden].
-
-        The result may be a buffer that the next call overwrites.
-        """
-        return _native.experts(self._model, self._pool, 0, x, ids, weights)
+    def run(
+        self,
+        x: _native.Float32,
+        ids: _native.Int32,
+        weights: _native.Float32,
+        out: _native.Float32,
+    ) -> None:
+        """x [rows, hidden], ids and weights [rows, experts per token] into out [rows, hidden]."""
+        self._experts.run(0, x, ids, weights, out)
 
 
 _HEAD_DIM = 2

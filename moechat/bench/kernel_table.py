@@ -82,6 +82,7 @@ def _facts(report: dict[str, Any]) -> list[str]:
         "threads, between the bursts",
         f"largest relative difference from the reference kernels: {error:.1e}",
     ]
+    lines += [_phases(row) for row in report["rows"]]
     cached = [
         facts["format"]
         for facts in report["weights"]
@@ -89,12 +90,26 @@ def _facts(report: dict[str, Any]) -> list[str]:
     ]
     if cached:
         lines.append(f"the caches could hold all of it, no measure of memory: {', '.join(cached)}")
+    paged = [facts["format"] for facts in report["weights"] if facts["major_page_faults"]]
+    if paged:
+        lines.append(
+            f"memory was short and weights came from disk: no measure of memory: {', '.join(paged)}"
+        )
     if machine["load_average_1_minute"] > machine["usable_cpus"]:
         lines.append(
             f"other programs were busy (load {machine['load_average_1_minute']:.1f} on "
             f"{machine['usable_cpus']} processors): read the ratios only"
         )
     return lines
+
+
+def _phases(row: dict[str, Any]) -> str:
+    times = ", ".join(
+        f"{phase['phase']} {phase['ms_per_call']:.3g} ms (imbalance {phase['imbalance']:.2f})"
+        for phase in row["phases"]
+    )
+    threads = f"{row['threads']} thread{'s' * (row['threads'] != 1)}"
+    return f"{row['format']}, {threads}, batch {row['batch']}: {times}"
 
 
 def _bar_cells(stdout: TextIO) -> tuple[str, str]:

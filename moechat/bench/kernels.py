@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import resource
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from moechat.bench.kernel_check import check_against_reference
 from moechat.bench.kernel_report import moe_ffn_row
 from moechat.bench.kernel_settings import KernelSettings
 from moechat.bench.machine import last_level_cache_bytes, machine_facts, versions
+from moechat.bench.phases import phase_times
 from moechat.bench.reading import Reader
 from moechat.bench.routing import Routes
 from moechat.bench.shapes import ExpertShape, expert_shape
@@ -25,6 +27,7 @@ from moechat.errors import Usage, from_native
 
 _LEAST_EXPERTS = 64
 _MOST_EXPERTS = 4096
+_PHASE_SECONDS = 0.1
 _CACHES = 2  # the weights are at least so many times the last-level cache
 
 Status = Callable[[str], None]  # a line about what goes on
@@ -88,12 +91,13 @@ class _MoeFfn:
     calls: ExpertCalls
     routes: Routes
     x: _native.Float32
+    out: _native.Float32
     expert_bytes: int
     turn: Callable[[], int]
 
     def call(self) -> int:
         ids, distinct = self.routes.at(self.turn())
-        self.calls.run(self.x, ids, self.routes.weights)
+        self.calls.run(self.x, ids, self.routes.weights, self.out)
         return distinct * self.expert_bytes
 
 
@@ -121,6 +125,7 @@ def _measure_format(
     reader.read_all(most_threads)
     contestants = _contestants(settings, shape, weights.expert_bytes, num_experts, model, pools)
     bursts: list[list[Burst]] = [[] for _ in contestants]
+    faults_before = _major_page_faults()
     for contestant in contestants:
         contestant.call()  # buffers are allocated now
     for index, burst in run_rounds(
@@ -138,6 +143,7 @@ def _measure_format(
             None if cache_bytes is None else round(weights.bytes.nbytes / cache_bytes, 2)
         ),
         "max_relative_error": error,
+        "major_page_faults": _major_page_faults() - faults_before,
     }
     rows = [
         moe_ffn_row(
@@ -149,6 +155,7 @@ def _measure_format(
             contestants[0].batch,
             error,
         )
+        | {"phases": phase_times(contestant.call, pools[contestant.threads], _PHASE_SECONDS)}
         for contestant, own in zip(contestants, bursts, strict=True)
     ]
     return facts, rows
@@ -177,12 +184,18 @@ def _contestants(
             ExpertCalls(model, pools[threads]),
             routes[batch],
             x[:batch],
+            np.empty((batch, shape.hidden), np.float32),
             expert_bytes,
             turns.__next__,
         )
         for threads in settings.threads
         for batch in settings.batches
     ]
+
+
+def _major_page_faults() -> int:
+    """Pages of this process that had to come from disk so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
 
 
 def _enough_experts(format_: str, shape: ExpertShape) -> int:
