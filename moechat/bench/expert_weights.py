@@ -14,13 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moechat import _native
-from moechat.bench.machine import available_memory_bytes
+from moechat.bench.machine import available_memory_bytes, last_level_cache_bytes
 from moechat.bench.shapes import ExpertShape
 from moechat.bench.stored_matrix import StoredMatrix, random_matrix
 from moechat.errors import DoesNotFit
 from moechat.folders import cache_folder
 
 MATRICES = ("gate", "up", "down")
+_LEAST_EXPERTS = 64
+_MOST_EXPERTS = 4096
+_CACHES = 2  # the weights are at least so many times the last-level cache
 _ALIGNMENT_BYTES = 64
 _CHUNK_BYTES = 32 << 20
 _DISK_RESERVE_BYTES = 1 << 28
@@ -45,20 +48,26 @@ class ExpertWeights:
 
 
 def map_experts(
-    format: str, shape: ExpertShape, num_experts: int, progress: Progress, *, seed: int = 1
+    format: str, shape: ExpertShape, num_experts: int | None, progress: Progress, *, seed: int = 1
 ) -> ExpertWeights:
     """Write ``num_experts`` experts to an unlinked temporary file and map it.
 
+    None: 64, or more where the caches could hold a good part of them.
     One random matrix a kind is made; each expert has its rows in another order (moved along), so
     that no two pages are equal. The file lies in $TMPDIR, else in the cache folder, and is gone
     when the process ends, however it ends. Raises DoesNotFit and Usage.
     """
+    folder = _folder()
+    # Before a single matrix is made: no format has less than half a byte a weight.
+    least_experts = num_experts or shape.experts_per_token
+    _check_room(folder, least_experts * len(MATRICES) * shape.hidden * shape.inner // 2)
     generator = np.random.default_rng(seed)
     wide = random_matrix(format, shape.inner, shape.hidden, generator)
     kinds = {"gate": wide, "up": wide, "down": _down(format, shape, generator, wide)}
     places, expert_stride = _layout(kinds)
+    if num_experts is None:
+        num_experts = _enough_experts(expert_stride, shape)
     num_bytes = num_experts * expert_stride
-    folder = _folder()
     _check_room(folder, num_bytes)
     with tempfile.TemporaryFile(dir=folder, prefix="moechat-bench-", buffering=0) as file:
         _write(file.fileno(), kinds, places, expert_stride, num_experts, progress)
@@ -69,6 +78,12 @@ def map_experts(
         for e in range(num_experts)
     ]
     return ExpertWeights(format, mapped, sum(kinds[n].num_bytes for n in MATRICES), experts)
+
+
+def _enough_experts(expert_bytes: int, shape: ExpertShape) -> int:
+    wanted = -(-_CACHES * (last_level_cache_bytes() or 0) // expert_bytes)
+    wanted = max(_LEAST_EXPERTS, min(wanted, _MOST_EXPERTS))
+    return -(-wanted // shape.experts_per_token) * shape.experts_per_token
 
 
 def _down(

@@ -21,9 +21,9 @@ def run_kernels(settings: KernelSettings, *, as_json: bool, plot: Path | None) -
     line = StatusLine(sys.stderr)
     with ends_at_ctrl_c(line.erase):
         report = measure_kernels(settings, line.show)
-    if plot is not None:
-        write_plot(report, plot)
     if as_json:
         print(json.dumps(report, indent=2), flush=True)
     else:
         print_table(report, sys.stdout)
+    if plot is not None:
+        write_plot(report, plot)

@@ -22,13 +22,9 @@ from moechat.bench.phases import phase_times
 from moechat.bench.reading import Reader
 from moechat.bench.routing import Routes
 from moechat.bench.shapes import ExpertShape, expert_shape
-from moechat.bench.stored_matrix import random_matrix
 from moechat.errors import Usage, from_native
 
-_LEAST_EXPERTS = 64
-_MOST_EXPERTS = 4096
 _PHASE_SECONDS = 0.1
-_CACHES = 2  # the weights are at least so many times the last-level cache
 
 Status = Callable[[str], None]  # a line about what goes on
 
@@ -108,15 +104,15 @@ def _measure_format(
     pools: dict[int, _native.ThreadPool],
     status: Status,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    num_experts = settings.experts or _enough_experts(format_, shape)
     weights = map_experts(
         format_,
         shape,
-        num_experts,
+        settings.experts,
         lambda done, total: status(
-            f"{format_}: writing {num_experts} experts, {done / 1e9:.1f} of {total / 1e9:.1f} GB"
+            f"{format_}: writing weights, {done / 1e9:.1f} of {total / 1e9:.1f} GB"
         ),
     )
+    num_experts = len(weights.experts)
     model = native_layer(weights, shape)
     status(f"{format_}: comparing with the reference kernels")
     most_threads = max(settings.threads)
@@ -196,13 +192,3 @@ def _contestants(
 def _major_page_faults() -> int:
     """Pages of this process that had to come from disk so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
-
-
-def _enough_experts(format_: str, shape: ExpertShape) -> int:
-    """64, or more where the caches would hold a good part of them."""
-    generator = np.random.default_rng(0)
-    expert_bytes = 2 * random_matrix(format_, shape.inner, shape.hidden, generator).num_bytes
-    expert_bytes += random_matrix(format_, shape.hidden, shape.inner, generator).num_bytes
-    wanted_bytes = _CACHES * (last_level_cache_bytes() or 0)
-    wanted = max(_LEAST_EXPERTS, min(-(-wanted_bytes // expert_bytes), _MOST_EXPERTS))
-    return -(-wanted // shape.experts_per_token) * shape.experts_per_token

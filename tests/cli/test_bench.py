@@ -99,7 +99,8 @@ def test_the_plain_command_line_needs_no_libraries_of_the_other(run):
         sys.executable,
         "-c",
         "import sys\n"
-        "for name in ('typer', 'click', 'prompt_toolkit', 'gguf', 'rich'):\n"
+        "libraries = 'typer click prompt_toolkit gguf rich tokenizers jinja2 safetensors torch'\n"
+        "for name in libraries.split():\n"
         "    sys.modules[name] = None\n"
         "from moechat.bench.__main__ import main\n"
         "sys.exit(main())",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from moechat import _native
-from moechat.bench import expert_layer, shapes
+from moechat.bench import expert_layer, expert_weights, kernels, shapes
 from moechat.bench.kernel_check import KernelMismatch
 from moechat.bench.kernel_settings import KernelSettings
 from moechat.bench.kernels import measure_kernels
@@ -101,12 +101,12 @@ def test_a_wrong_kernel_is_no_figure(monkeypatch):
 
 
 def test_without_a_number_the_experts_outgrow_the_caches(monkeypatch):
-    from moechat.bench import kernels
-
-    monkeypatch.setattr(kernels, "last_level_cache_bytes", lambda: 20_000_000)
+    for module in (kernels, expert_weights):
+        monkeypatch.setattr(module, "last_level_cache_bytes", lambda: 20_000_000)
     weights = measure(experts=None)["weights"][0]
     assert weights["file_over_last_level_cache"] >= 2 and weights["experts"] % 4 == 0
-    monkeypatch.setattr(kernels, "last_level_cache_bytes", lambda: None)
+    for module in (kernels, expert_weights):
+        monkeypatch.setattr(module, "last_level_cache_bytes", lambda: None)
     weights = measure(experts=None)["weights"][0]
     assert (weights["experts"], weights["file_over_last_level_cache"]) == (64, None)
 

@@ -94,6 +94,11 @@ def test_a_full_disk_and_a_full_memory_are_told_before_anything_is_written(folde
     assert os.listdir(folder) == []
 
 
+def test_a_shape_of_any_size_is_refused_before_a_matrix_is_made(folder):
+    with pytest.raises(DoesNotFit, match=r"13194\.1 GB"):
+        map_experts("fp8", ExpertShape("huge", 1 << 20, 1 << 20, 8), None, silent)
+
+
 def test_a_write_that_fails_is_named_and_leaves_nothing(folder, monkeypatch):
     def refuse(*_):
         raise OSError(28, "No space left on device")
