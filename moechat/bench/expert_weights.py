@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import tempfile
@@ -71,13 +72,24 @@ def map_experts(
     _check_room(folder, num_bytes)
     with tempfile.TemporaryFile(dir=folder, prefix="moechat-bench-", buffering=0) as file:
         _write(file.fileno(), kinds, places, expert_stride, num_experts, progress)
-        mapping = mmap.mmap(file.fileno(), num_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
-    mapped = np.frombuffer(mapping, np.uint8)
+        mapped = map_read_only(file.fileno(), num_bytes)
     experts = [
         {name: _view(kinds[name], places[name], mapped, e * expert_stride) for name in MATRICES}
         for e in range(num_experts)
     ]
     return ExpertWeights(format, mapped, sum(kinds[n].num_bytes for n in MATRICES), experts)
+
+
+def map_read_only(descriptor: int, num_bytes: int) -> NDArray[np.uint8]:
+    """A file's bytes [num_bytes], shared and read-only, in ordinary pages.
+
+    Freshly written files may lie in the page cache in pieces large enough for huge pages, which no
+    measurement should depend on.
+    """
+    mapping = mmap.mmap(descriptor, num_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        mapping.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(mapping, np.uint8)
 
 
 def _enough_experts(expert_bytes: int, shape: ExpertShape) -> int:

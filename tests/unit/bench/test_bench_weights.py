@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -71,6 +73,16 @@ def test_the_file_has_no_name_while_it_is_mapped(folder):
     weights = map_experts("bf16", SHAPE, 2, silent)
     assert os.listdir(folder) == []
     assert weights.bytes[:16].any()
+
+
+def test_pages_are_ordinary_ones():
+    weights = map_experts("f32", SHAPE, 16, silent)
+    assert weights.bytes.nbytes > 8 << 20 and weights.bytes.sum() > 0
+    place = weights.bytes.ctypes.data
+    mappings = re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text())
+    own = next(text for text in mappings if text.startswith(f"{place:x}-"))
+    huge = re.search(r"FilePmdMapped: *(\d+)", own)
+    assert "(deleted)" in own and (huge is None or huge[1] == "0")
 
 
 def test_progress_grows_to_the_whole():
