@@ -76,8 +76,9 @@ def test_the_file_has_no_name_while_it_is_mapped(folder):
 
 
 def test_pages_are_ordinary_ones():
-    weights = map_experts("f32", SHAPE, 16, silent)
-    assert weights.bytes.nbytes > 8 << 20 and weights.bytes.sum() > 0
+    # Matrices of 8 MB: written in one piece, they get huge pages where the kernel has its way.
+    weights = map_experts("f32", ExpertShape("wide", 2048, 1024, 2), 2, silent)
+    assert weights.bytes[::4096].any()
     place = weights.bytes.ctypes.data
     mappings = re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text())
     own = next(text for text in mappings if text.startswith(f"{place:x}-"))
