@@ -162,6 +162,7 @@ void register_kernels(py::module_& m) {
   m.def("decode_row", &decode_stored_row, "A stored row as float32 [cols].", py::arg("view"),
         py::arg("row"));
   register_vector_kernels(m);
+  register_read(m);
 }
 
 }  // namespace moechat

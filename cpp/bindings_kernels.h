@@ -14,7 +14,9 @@ inline bool is_type(const pybind11::array& array, char kind, int64_t element_byt
 
 // MatrixView.
 void register_view(pybind11::module_& m);
-// Vector, router, rope and reading kernels, for tests and measurements.
+// Vector, router and rope kernels, for tests.
 void register_vector_kernels(pybind11::module_& m);
+// Plain reading.
+void register_read(pybind11::module_& m);
 
 }  // namespace moechat

@@ -1,12 +1,10 @@
-// Binding of the small kernels (vector, router, rope, reading), for tests and measurements.
+// Binding of the small kernels (vector, router, rope), for tests and measurements.
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "bindings_kernels.h"
 #include "cpu/dispatch.h"
-#include "cpu/features.h"
-#include "kernels/read/read.h"
 #include "kernels/rope/rope.h"
 #include "kernels/router/router.h"
 
@@ -129,19 +127,6 @@ Floats rope(const py::array& x, int64_t position, const py::array& inverse_frequ
   return y;
 }
 
-uint64_t read_checksum(const py::array& array, int64_t begin_byte, int64_t end_byte) {
-  check((array.flags() & py::array::c_style) != 0, "the array must be C-contiguous");
-  check(begin_byte >= 0 && begin_byte <= end_byte && end_byte <= array.nbytes(),
-        "the bytes lie outside the array");
-  const auto* bytes = static_cast<const uint8_t*>(array.data()) + begin_byte;
-  const int64_t count = end_byte - begin_byte;
-  const CpuFeatures& features = cpu_features();
-  const py::gil_scoped_release released;
-  if (features.avx512) return read_checksum_avx512(bytes, count);
-  if (features.avx2_fma_f16c) return read_checksum_avx2(bytes, count);
-  return read_checksum_ref(bytes, count);
-}
-
 }  // namespace
 
 void register_vector_kernels(py::module_& m) {
@@ -160,8 +145,6 @@ void register_vector_kernels(py::module_& m) {
   m.def("rope", &rope, "x rotated to a position, pairs (0, 1), (2, 3), ... or (0, n), (1, n + 1), ...", py::arg("x"),
         py::arg("position"), py::arg("inverse_frequencies"), py::arg("amplitude"),
         py::arg("interleaved") = true);
-  m.def("read_checksum", &read_checksum, "Sum of the 64-bit words, at memory speed.",
-        py::arg("array"), py::arg("begin_byte"), py::arg("end_byte"));
 }
 
 }  // namespace moechat

@@ -75,6 +75,7 @@ def build_command() -> Any:
     """The whole command tree, as typer's command object."""
     import typer
 
+    from moechat.cli.bench import build_app as build_bench
     from moechat.cli.list import list_models
     from moechat.cli.quantize import quantize
     from moechat.cli.run import run
@@ -106,6 +107,7 @@ def build_command() -> Any:
     app.command("list")(list_models)
     app.command("show")(show)
     app.command("quantize")(quantize)
+    app.add_typer(build_bench(), name="bench")
     return typer.main.get_command(app)
 
 

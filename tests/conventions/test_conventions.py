@@ -18,7 +18,7 @@ PACKAGE = ROOT / "moechat"
 LAYERS = [
     ["__main__"],
     ["cli"],
-    ["terminal", "batch"],
+    ["terminal", "batch", "bench"],
     ["engine", "quantize"],
     ["prefill", "decode"],
     ["kv", "weights", "sample"],

@@ -318,8 +318,11 @@ void check_reading(const InstructionSet& set) {
     for (size_t i = 0; i < size; ++i) bytes[i] = static_cast<uint8_t>(i * 37 + 200);
     const auto n = static_cast<int64_t>(size);
     const uint64_t wanted = read_checksum_ref(bytes.get(), n);
-    if (name == "avx2") CHECK(read_checksum_avx2(bytes.get(), n) == wanted);
-    if (name == "avx512") CHECK(read_checksum_avx512(bytes.get(), n) == wanted);
+    for (const bool prefetch : {false, true}) {
+      if (name == "ref") CHECK(read_checksum_ref(bytes.get(), n, prefetch) == wanted);
+      if (name == "avx2") CHECK(read_checksum_avx2(bytes.get(), n, prefetch) == wanted);
+      if (name == "avx512") CHECK(read_checksum_avx512(bytes.get(), n, prefetch) == wanted);
+    }
   }
 }
 

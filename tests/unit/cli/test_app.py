@@ -16,12 +16,16 @@ SURFACE = {
     "list": "--json --debug",
     "show": "model --json --debug",
     "quantize": "source target --to --json --debug",
+    "bench kernels": "--format --shape --threads --batch --experts-hit --experts --bursts --isa "
+    "--plot --json --debug",
 }
 
 
 def test_options_are_those_that_were_agreed():
     surface = {}
-    for verb, command in build_command().commands.items():
+    verbs = dict(build_command().commands)
+    verbs |= {f"bench {name}": command for name, command in verbs.pop("bench").commands.items()}
+    for verb, command in verbs.items():
         names = []
         for parameter in command.params:
             is_option = parameter.param_type_name == "option"

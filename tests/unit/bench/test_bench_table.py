@@ -1,0 +1,102 @@
+"""The table for people: plain where it is piped, coloured on a terminal, with its warnings."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+
+from moechat.bench.kernel_table import print_table
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self):
+        return True
+
+
+class Pipe(io.StringIO):
+    encoding = "ascii"
+
+
+def row(fraction):
+    return {
+        "format": "fp8",
+        "isa": "avx2",
+        "threads": 2,
+        "batch": 1,
+        "ms_median": 7.123,
+        "weight_gb_per_s": 49.47,
+        "read_gb_per_s": 70.0,
+        "fraction_of_read": fraction,
+        "fraction_of_read_min": fraction - 0.1,
+        "fraction_of_read_max": fraction + 0.1,
+        "regime": "fast",
+        "phases": [{"phase": "gate_up", "ms_per_call": 4.5, "imbalance": 1.03}],
+    }
+
+
+@pytest.fixture
+def report():
+    return {
+        "shape": {"name": "mini", "hidden": 384, "inner": 128, "experts_per_token": 4},
+        "machine": {"cpu": "CPU", "load_average_1_minute": 0.5, "usable_cpus": 2},
+        "settings": {"bursts": 7},
+        "weights": [
+            {
+                "format": "fp8",
+                "max_relative_error": 3.2e-7,
+                "file_over_last_level_cache": 5.6,
+                "major_page_faults": 0,
+            }
+        ],
+        "rows": [row(0.71), row(1.02)],
+    }
+
+
+def printed(report, stream):
+    print_table(report, stream)
+    return stream.getvalue()
+
+
+@pytest.fixture(autouse=True)
+def colours(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+
+def test_a_pipe_gets_aligned_text_without_escapes(report):
+    text = printed(report, Pipe())
+    assert "\x1b" not in text and text.isascii()
+    heading, first, second = text.splitlines()[1:4]
+    assert first.split() == (
+        ["fp8", "2", "1", "7.123", "49.5", "70.0", "#######...", "0.71", "(0.61-0.81)", "fast"]
+    )
+    assert "########## 1.02" in second
+    assert first.index("#") == second.index("#") == heading.index("OF READING")
+    assert "gate_up 4.5 ms (imbalance 1.03)" in text and "3.2e-07" in text
+
+
+def test_a_terminal_gets_colour_unless_it_declines(report, monkeypatch):
+    text = printed(report, Terminal())
+    assert "\x1b[" in text
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    assert "███████░░░ 0.71 (0.61-0.81)" in plain
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in printed(report, Terminal())
+
+
+@pytest.mark.parametrize(
+    ("part", "key", "value", "words"),
+    [
+        ("machine", "load_average_1_minute", 2.5, "other programs were busy"),
+        ("weights", "file_over_last_level_cache", 0.5, "caches could hold"),
+        ("weights", "major_page_faults", 3, "came from disk"),
+    ],
+)
+def test_what_spoils_figures_is_told(report, part, key, value, words):
+    assert words not in printed(report, Pipe())
+    (report[part][0] if part == "weights" else report[part])[key] = value
+    assert words in printed(report, Pipe())
