@@ -27,7 +27,8 @@ constexpr int kNumPriorities = 2;
 constexpr int64_t kMaxTasks = std::numeric_limits<uint32_t>::max();
 constexpr auto kSpin = std::chrono::microseconds(50);
 constexpr int kPausesPerClockRead = 16;
-constexpr size_t kWorkerBytes = kMatmulScratchBytes + kKeptInputsBytes;
+constexpr size_t kKeptPlaces = 32;
+constexpr size_t kWorkerBytes = kMatmulScratchBytes + kKeptPlaces * kKeptInputsBytes;
 constexpr size_t kLine = 128;  // two cache lines: the hardware prefetches them in pairs
 
 using Clock = std::chrono::steady_clock;
@@ -185,8 +186,8 @@ struct ThreadPool::Impl {
   const int num_threads;
   const bool client_spins;  // only when a CPU is left for it: a spinning client delays a worker
   std::vector<std::thread> threads;
-  uint8_t* scratch = nullptr;  // of every worker: kMatmulScratchBytes, kKeptInputsBytes
-  std::vector<KeptInputs> kept_inputs;
+  uint8_t* scratch = nullptr;  // of every worker: kMatmulScratchBytes, then its kept inputs
+  std::vector<KeptInputs> kept_inputs;  // [worker][place]
   Slot slots[kNumPriorities];
   alignas(kLine) std::atomic<uint32_t> wake_serial{0};  // sleeping workers wait for it to move
   std::atomic<int> sleepers{0};
@@ -201,9 +202,10 @@ ThreadPool::Impl::Impl(int count)
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) throw Status("does-not-fit", "no memory for the threads' scratch");
   scratch = static_cast<uint8_t*>(memory);
-  kept_inputs.resize(static_cast<size_t>(count));
-  for (size_t worker = 0; worker < kept_inputs.size(); ++worker)
-    kept_inputs[worker].memory = scratch + worker * kWorkerBytes + kMatmulScratchBytes;
+  kept_inputs.resize(static_cast<size_t>(count) * kKeptPlaces);
+  for (size_t i = 0; i < kept_inputs.size(); ++i)
+    kept_inputs[i].memory = scratch + i / kKeptPlaces * kWorkerBytes + kMatmulScratchBytes +
+                            i % kKeptPlaces * kKeptInputsBytes;
   // Signals meant for the process must reach the thread that waits for them (Python's main thread);
   // a fault of the thread itself must reach the thread.
   sigset_t blocked, before;
@@ -373,7 +375,8 @@ void* ThreadPool::scratch(int worker) const {
 }
 
 KeptInputs* ThreadPool::kept_inputs(int worker, uint64_t wanted) const {
-  KeptInputs& kept = impl_->kept_inputs[static_cast<size_t>(worker)];
+  KeptInputs& kept =
+      impl_->kept_inputs[static_cast<size_t>(worker) * kKeptPlaces + wanted % kKeptPlaces];
   kept.wanted = wanted;
   return &kept;
 }

@@ -71,7 +71,8 @@ class ThreadPool {
   std::vector<PhaseTimes> profile(Priority priority) const;
   // kMatmulScratchBytes of 64-byte aligned scratch, private to `worker`; pages appear with use.
   void* scratch(int worker) const;
-  // Inputs that `worker` keeps, of the x that is named so (matmul.h).
+  // Where `worker` keeps the inputs of that name (matmul.h); names that follow each other have
+  // places of their own, kKeptPlaces of them.
   KeptInputs* kept_inputs(int worker, uint64_t wanted) const;
 
  private:

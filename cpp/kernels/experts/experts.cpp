@@ -10,6 +10,7 @@ namespace {
 
 constexpr int64_t kPairsPerTask = 256;  // prefill: rows that share one decoded weight tile
 constexpr int64_t kJoinedBytes = 2 << 20;  // what a task of all experts may read: under 0.5 ms
+constexpr int64_t kJoinedExperts = 32;     // whose inputs a worker keeps
 
 }  // namespace
 
@@ -115,7 +116,7 @@ int64_t Experts::open_down(const ExpertsCall& call) {
     while (block > kRowBlock && block % (2 * kRowBlock) == 0 && !down.transposed &&
            block_bytes(down, block) * count > 2 * kBlockBytes)
       block /= 2;
-    if (block_bytes(down, block) * count <= kJoinedBytes) {
+    if (count <= kJoinedExperts && block_bytes(down, block) * count <= kJoinedBytes) {
       joined_block_ = block;
       return (call.dims->hidden + block - 1) / block;
     }

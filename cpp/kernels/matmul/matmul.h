@@ -30,7 +30,7 @@ enum class Compute : uint8_t { kBF16, kExact };
 constexpr int kMaxGemvRows = 16;
 constexpr int64_t kMaxColumns = 65536;  // bindings refuse wider matrices
 constexpr size_t kMatmulScratchBytes = (kMaxGemvRows + 5) * kMaxColumns * 4;
-constexpr size_t kKeptInputsBytes = (kMaxGemvRows + 1) * kMaxColumns * 4;
+constexpr size_t kKeptInputsBytes = 512 * 1024;  // of one x; larger ones are not kept
 
 // Inputs as a gemv kernel wants them, kept by a worker from one task to the next: tasks of a phase
 // share x. Whoever calls names x in `wanted`, by a number that no other x ever has.
@@ -38,6 +38,10 @@ struct KeptInputs {
   uint64_t wanted = 0;
   void* memory = nullptr;  // kKeptInputsBytes, aligned to 64
 
+  // Whether x has room, padded as any kernel pads it.
+  static bool fits(const MatrixView& w, int64_t num_rows) {
+    return static_cast<size_t>(num_rows * (w.cols + 1024)) * 4 <= kKeptInputsBytes;
+  }
   // Whether memory holds the wanted x as `kernel` prepares it for weights like w; if not, notes
   // that it is about to.
   bool ready(const MatrixView& w, Compute compute, int num_rows, const void* kernel) {

@@ -12,7 +12,8 @@ inline void multiply(const MatmulKernels& kernels, const MatrixView& w, int64_t 
   if (w.transposed)
     kernels.gemv_transposed(w, begin, end, compute, x, num_rows, y, scratch);
   else if (num_rows <= kMaxGemvRows)
-    kernels.gemv(w, begin, end, compute, x, static_cast<int>(num_rows), y, scratch, kept);
+    kernels.gemv(w, begin, end, compute, x, static_cast<int>(num_rows), y, scratch,
+                 kept != nullptr && KeptInputs::fits(w, num_rows) ? kept : nullptr);
   else
     kernels.gemm(w, begin, end, compute, x, num_rows, y, scratch);
 }
