@@ -23,5 +23,6 @@ PYBIND11_MODULE(_native, m) {
   moechat::register_kernels(m);
   moechat::register_sample(m);
   moechat::register_model(m);
+  moechat::register_draft(m);
   moechat::register_engine(m);
 }

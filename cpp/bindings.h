@@ -39,6 +39,7 @@ Scoring parse_scoring(const std::string& name);
 void register_kernels(pybind11::module_& m);
 void register_sample(pybind11::module_& m);
 void register_model(pybind11::module_& m);
+void register_draft(pybind11::module_& m);
 void register_engine(pybind11::module_& m);
 
 }  // namespace moechat

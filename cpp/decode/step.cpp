@@ -7,6 +7,7 @@
 #include "kernels/attention/rows.h"
 #include "kernels/matmul/blocks.h"
 #include "kernels/matmul/product.h"
+#include "model/draft_input.h"
 
 namespace moechat {
 namespace {
@@ -27,6 +28,7 @@ DecodeStep::DecodeStep(const Model& model, ThreadPool& pool)
   resize(latent_query_, d.latent() ? rows * d.num_heads * d.kv_width() : 0);
   resize(head_values_, rows * d.num_heads * d.value_dim());
   resize(branch_, rows * d.hidden);
+  resize(joined_, model.is_draft() ? rows * 2 * d.hidden : 0);
   resize(cos_sin_, rows * static_cast<int64_t>(model.ropes.size()) * 2 * model.rope_pairs());
   resize(router_logits_, rows * d.num_experts);
   resize(router_scratch_, 2 * d.num_experts + d.num_groups);
@@ -44,10 +46,17 @@ DecodeStep::DecodeStep(const Model& model, ThreadPool& pool)
 
 bool DecodeStep::run(const std::vector<StepRow>& rows, const CancelFlag* cancel) {
   std::vector<TokenRow> tokens;
-  for (const StepRow& row : rows)
+  const int64_t hidden = model_.dims.hidden;
+  for (const StepRow& row : rows) {
+    const int64_t first_logits = row.logits != nullptr ? row.num_tokens - row.num_logits
+                                                       : row.num_tokens;
     for (int64_t i = 0; i < row.num_tokens; ++i)
-      tokens.push_back({row.cache, row.tokens[i], row.position + static_cast<int32_t>(i),
-                        i + 1 == row.num_tokens ? row.logits : nullptr});
+      tokens.push_back(
+          {row.cache, row.tokens[i], row.position + static_cast<int32_t>(i),
+           i < first_logits ? nullptr : row.logits + (i - first_logits) * model_.dims.vocab,
+           row.hidden != nullptr ? row.hidden + i * hidden : nullptr,
+           row.previous != nullptr ? row.previous + i * hidden : nullptr});
+  }
   const auto total = static_cast<int64_t>(tokens.size());
   for (int64_t first = 0; first < total; first += kMaxGemvRows)
     if (!run_chunk(tokens.data() + first, std::min<int64_t>(kMaxGemvRows, total - first), cancel))
@@ -61,11 +70,12 @@ bool DecodeStep::run_chunk(const TokenRow* tokens, int64_t count, const CancelFl
   first_bad_layer_ = -1;
   const int64_t angles = static_cast<int64_t>(model_.ropes.size()) * 2 * model_.rope_pairs();
   for (int64_t r = 0; r < count; ++r) {
-    embed(model_, tokens[r].token, x_.data() + r * model_.dims.hidden);
+    if (!model_.is_draft()) embed(model_, tokens[r].token, x_.data() + r * model_.dims.hidden);
     model_angles(model_, tokens[r].position, cos_sin_.data() + r * angles);
   }
   Job job;
   job.cancel = cancel;
+  if (model_.is_draft()) add_draft_input(job);
   for (int64_t layer = 0; layer < static_cast<int64_t>(model_.layers.size()); ++layer) {
     if (model_.dims.latent())
       add_latent_inputs(job, layer);
@@ -101,6 +111,18 @@ void DecodeStep::add_products(Job& job, std::function<void()> before,
          multiply(*isa_.matmul, *product.w, begin, std::min(begin + block, product.w->outputs()),
                   product.compute, x, num_rows_, y, pool_.scratch(worker));
        }});
+}
+
+void DecodeStep::add_draft_input(Job& job) {
+  const int64_t hidden = model_.dims.hidden;
+  add_products(job,
+               [this, hidden] {
+                 for (int64_t r = 0; r < num_rows_; ++r)
+                   join_draft_input(isa_, model_, tokens_[r].token, tokens_[r].previous,
+                                    joined_.data() + r * 2 * hidden);
+               },
+               {{&model_.input.projection, model_.compute, joined_.data(), 2 * hidden, x_.data(),
+                 hidden}});
 }
 
 void DecodeStep::norm_rows(const std::vector<float>& weight, float eps, const std::vector<float>& x,
@@ -187,10 +209,12 @@ void DecodeStep::add_head(Job& job) {
          logits_inputs_.clear();
          logits_rows_.clear();
          for (int64_t r = 0; r < num_rows_; ++r) {
-           if (tokens_[r].logits == nullptr) continue;
+           if (tokens_[r].logits == nullptr && tokens_[r].hidden == nullptr) continue;
            float* normed = normed_.data() + r * d.hidden;
            isa_.vector->rms_norm(x_.data() + r * d.hidden, model_.final_norm.data(), d.rms_eps,
                                  d.hidden, normed);
+           if (tokens_[r].hidden != nullptr) std::copy_n(normed, d.hidden, tokens_[r].hidden);
+           if (tokens_[r].logits == nullptr) continue;
            logits_inputs_.push_back(normed);
            logits_rows_.push_back(tokens_[r].logits);
          }
