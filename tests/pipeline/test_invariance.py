@@ -31,7 +31,7 @@ def run(model, threads, batch, compute):
         for i in range(5):
             rows = [StepRow(caches[chain], [7 + 3 * chain + i * chain]) for chain in chains]
             for chain, row in zip(chains, step.run(rows)):
-                logits[chain, i] = row
+                logits[chain, i] = row[0]
     return logits
 
 
