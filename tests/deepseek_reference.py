@@ -1,4 +1,4 @@
-"""DeepSeek-V3 in float64, from its definition: the main layers and the multi-token-prediction layer.
+"""DeepSeek-V3 in float64, from its definition, the multi-token-prediction layer included.
 
 Sources: DeepSeek-V2 report, section 2.1 (latent attention); DeepSeek-V3 report, sections 2.1.2
 (experts) and 2.2 (multi-token prediction). Shapes: T tokens, D hidden, H heads, V vocabulary.
@@ -80,9 +80,7 @@ class Reference:
         expanded = (latent @ w[name + "kv_b_proj.weight"].T).reshape(tokens, heads, -1)
         shared_key = self._rotate(kv[:, None, rank:], positions)
         scores = np.einsum("ahd,bhd->hab", q[..., :nope], expanded[..., :nope])
-        scores += np.einsum(
-            "ahd,bd->hab", self._rotate(q[..., nope:], positions), shared_key[:, 0]
-        )
+        scores += np.einsum("ahd,bd->hab", self._rotate(q[..., nope:], positions), shared_key[:, 0])
         seen = positions[:, None] >= positions[None, :]
         scores = np.where(seen, scores * self.softmax_scale, -np.inf)
         share = np.exp(scores - scores.max(-1, keepdims=True))

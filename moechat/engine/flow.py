@@ -264,9 +264,7 @@ def _generate_events(
             stats,
             decode_tokens=len(token_seconds),
             reasoning_tokens=answer.num_reasoning_tokens,
-            decode_seconds=(
-                token_seconds[-1] - decoded.started_seconds if token_seconds else 0.0
-            ),
+            decode_seconds=(token_seconds[-1] - decoded.started_seconds if token_seconds else 0.0),
             first_token_seconds=token_seconds[0] - submitted_seconds if token_seconds else 0.0,
             drafted=decoded.num_drafted,
             accepted=decoded.num_accepted,

@@ -37,7 +37,9 @@ def load_model(path: Path, compute: str, *, speculate: bool = False) -> LoadedMo
     files = find_model_files(path)
     spec = files.spec
     try:
-        weights = {role: weight for tensor in files.bind(speculate) for role, weight in _weights(tensor)}
+        weights = {
+            role: weight for tensor in files.bind(speculate) for role, weight in _weights(tensor)
+        }
         native = _native.Model(
             dims=_dims(spec),
             ropes=[

@@ -20,9 +20,9 @@ class KVCache:
     decode steps.
     ``epoch`` is raised whenever packets that may be on their way have become worthless.
 
-    ``draft`` is the cache of the multi-token-prediction layer, None without speculation. Its slot of
-    position i holds the hidden state at i and the token at i + 1. Positions may be missing there:
-    that costs hits, no correctness. Packets call it layer ``num_layers``.
+    ``draft`` is the cache of the multi-token-prediction layer, None without speculation. Its slot
+    of position i was made from the hidden state at i and the token at i + 1. Positions may be
+    missing there: that costs hits, no correctness. Packets call it layer ``num_layers``.
     """
 
     def __init__(
@@ -66,12 +66,13 @@ class KVCache:
         native, layer = self.native, packet.layer
         if layer == self.num_layers and self.draft is not None:
             native, layer = self.draft, 0
-        held = _positions(native, layer)
-        if len(held) and packet.positions[0] <= held[-1]:
-            raise PacketRefused(
-                f"a KV packet of layer {packet.layer} was refused", "its positions are held already"
-            )
         try:
+            held = _positions(native, layer)
+            if len(held) and packet.positions[0] <= held[-1]:
+                raise PacketRefused(
+                    f"a KV packet of layer {packet.layer} was refused",
+                    "its positions are held already",
+                )
             native.append(layer, packet.positions, rows)
         except _native.NativeError as error:
             raise PacketRefused("a KV packet was refused", str(error.args[1])) from error
@@ -100,7 +101,9 @@ class KVCache:
         """Whether truncate(position) would drop a slot."""
         if any(self.num_slots(layer) > position for layer in range(self.num_layers)):
             return True
-        held = _positions(self.draft, 0) if self.draft is not None else []
+        if self.draft is None:
+            return False
+        held = _positions(self.draft, 0)
         return len(held) > 0 and int(held[-1]) >= position - 1
 
     def positions(self, layer: int) -> NDArray[np.int32]:
