@@ -177,6 +177,7 @@ class GGUFFiles:
             raise BadParameter(
                 "speculation is not possible with this model",
                 "moechat does not use the multi-token-prediction layer of GGUF files",
+                "Leave out --speculate",
             )
 
         return bind_tensors(self.spec, self._checkpoint)

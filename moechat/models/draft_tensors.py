@@ -59,7 +59,9 @@ def stored_draft_table(
     elif not own:
         reason = "its files leave out the multi-token-prediction layer"
     if table is None or reason:
-        raise BadParameter("speculation is not possible with this model", reason)
+        raise BadParameter(
+            "speculation is not possible with this model", reason, "Leave out --speculate"
+        )
     return [
         entry
         for entry in table

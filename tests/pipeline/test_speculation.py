@@ -177,6 +177,18 @@ def test_two_sessions_step_together(open_engine):
             assert (last.stats.accepted > 0) == (drafter is not None)
 
 
+def test_more_rows_than_a_step_takes_at_once(open_engine):
+    """Ten sessions with a draft each are 20 rows; a step takes 16, and cuts a session in two."""
+    engine = plain(open_engine)
+    prompts = [[20 + i, 90 - i, 3] for i in range(10)]
+    alone = [read(engine.session().generate(prompt, various(3)))[0] for prompt in prompts]
+    sessions = [engine.session() for _ in prompts]
+    for session, text in zip(sessions, alone):
+        scripted(session, text, 0.8, 3)
+    handles = [s.generate(prompt, various(3)) for s, prompt in zip(sessions, prompts)]
+    assert [read(handle)[0] for handle in handles] == alone
+
+
 def test_a_slow_reader_holds_decode_at_the_same_place(open_engine):
     long = SamplingParams(temperature=0, max_tokens=200, ignore_end=True)
     engine = plain(open_engine)
