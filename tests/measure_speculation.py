@@ -83,6 +83,11 @@ def main() -> None:
                 speeds[rate].append(speed)
                 ratios[rate].append(speed / alone[-1])
                 hits[rate] = accepted / drafted
+            print(
+                "tokens/s of a round, without drafts and by hit rate:",
+                *(f"{speed:.1f}" for speed in (alone[-1], *(speeds[r][-1] for r in HIT_RATES))),
+                flush=True,
+            )
     print(f"{asked.model.name}, {asked.threads} threads, {asked.tokens} tokens")
     print(f"bytes of a step: {one / GIGA:.3f} GB with one row, {two / GIGA:.3f} GB with two")
     print(f"{'hit rate':>12} {'hits seen':>10} {'tokens/s':>9} {'ratio':>6} {'(min - max)':>14}"
