@@ -4,6 +4,7 @@
 #include "bindings.h"
 #include "common/status.h"
 #include "cpu/threads.h"
+#include "decode/draft.h"
 #include "decode/generate.h"
 #include "decode/step.h"
 #include "kv/cache.h"
@@ -79,7 +80,7 @@ void append_slots(KVCache& cache, int64_t layer, const IntArray& positions, cons
 
 std::vector<FloatArray> run_step(DecodeStep& step, const PyModel& model, const py::list& rows) {
   check(&step.model() == &model.model, "the step belongs to another model");
-  // rows: (cache, tokens int32[k], position, wanted)
+  // rows: (cache, tokens int32[k], position, how many of the last tokens' logits are wanted)
   std::vector<StepRow> step_rows;
   std::vector<IntArray> tokens;
   std::vector<FloatArray> logits;
@@ -95,9 +96,14 @@ std::vector<FloatArray> run_step(DecodeStep& step, const PyModel& model, const p
     check(position <= INT32_MAX - ids.size(), "the positions do not fit 32 bits");
     check_tokens(model.model, ids.data(), ids.size());
     for (const StepRow& other : step_rows) check(other.cache != &cache, "two rows share a cache");
-    logits.push_back(FloatArray(row[3].cast<bool>() ? model.model.dims.vocab : 0));
-    step_rows.push_back({&cache, ids.data(), ids.size(), position,
-                         logits.back().size() > 0 ? logits.back().mutable_data() : nullptr});
+    const auto wanted = row[3].cast<int64_t>();
+    check(wanted >= 0 && wanted <= ids.size(), "a row has no more logits than tokens");
+    logits.push_back(FloatArray({static_cast<py::ssize_t>(wanted),
+                                 static_cast<py::ssize_t>(model.model.dims.vocab)}));
+    StepRow step_row{&cache, ids.data(), ids.size(), position};
+    step_row.logits = wanted > 0 ? logits.back().mutable_data() : nullptr;
+    step_row.num_logits = wanted;
+    step_rows.push_back(step_row);
   }
   const py::gil_scoped_release release;
   step.run(step_rows, nullptr);
@@ -199,6 +205,22 @@ void register_engine(py::module_& m) {
            py::keep_alive<1, 4>())
       .def("run_layer", &run_prefill_layer, py::arg("cancel"), py::arg("window") = 0)
       .def("logits", &prefill_logits, py::arg("cancel"), py::arg("first"))
+      .def("draft",
+           [](Prefill& self, const PyModel& model, const KVCache& cache, int32_t next_token,
+              const CancelFlag& cancel) {
+             check(self.next_layer() == self.num_layers(), "drafts come after the last layer");
+             check(model.model.draft != nullptr && self.is_of(model.model),
+                   "the model has no multi-token-prediction layer");
+             check_cache(*model.model.draft, cache);
+             check(next_token >= -1 && next_token < model.model.dims.vocab,
+                   "a token id is outside the vocabulary");
+             const py::gil_scoped_release release;
+             return self.draft(cache, next_token, &cancel);
+           },
+           py::arg("model"), py::arg("cache"), py::arg("next_token"), py::arg("cancel"),
+           py::keep_alive<0, 1>(), py::keep_alive<0, 3>())
+      .def_property_readonly("first_position", &Prefill::first_position)
+      .def_property_readonly("num_tokens", &Prefill::num_tokens)
       .def_property_readonly("next_layer", &Prefill::next_layer)
       .def_property_readonly("router_ids",
                              [](const Prefill& self) {
@@ -237,22 +259,34 @@ void register_engine(py::module_& m) {
   py::class_<Generation>(m, "Generation", "One session that is decoding.")
       .def(py::init([](const PyModel& model, KVCache& cache, Sampler& sampler, TokenQueue& queue,
                        const CancelFlag& cancel, int32_t token, int32_t position,
-                       int64_t max_tokens, int64_t context_tokens, std::vector<int32_t> end_ids) {
+                       int64_t max_tokens, int64_t context_tokens, std::vector<int32_t> end_ids,
+                       Drafter* drafter, KVCache* draft_cache) {
              check_cache(model.model, cache);
              check_tokens(model.model, &token, 1);
              check(max_tokens > 0, "max_tokens must be positive");
              check(sampler.vocab() == model.model.dims.vocab, "the sampler has another vocabulary");
              check_holds(cache, position);
-             return Generation{&cache,     &sampler,       &queue,  &cancel,
-                               token,      position,       max_tokens, context_tokens,
-                               std::move(end_ids), ""};
+             if (draft_cache != nullptr) {
+               check(model.model.draft != nullptr, "the model has no multi-token-prediction layer");
+               check_cache(*model.model.draft, *draft_cache);
+             }
+             Generation generation{&cache,     &sampler,       &queue,  &cancel,
+                                   token,      position,       max_tokens, context_tokens,
+                                   std::move(end_ids), ""};
+             generation.drafter = drafter;
+             generation.draft_cache = draft_cache;
+             return generation;
            }),
            py::arg("model"), py::arg("cache"), py::arg("sampler"), py::arg("queue"),
            py::arg("cancel"), py::arg("token"), py::arg("position"), py::arg("max_tokens"),
-           py::arg("context_tokens"), py::arg("end_ids"), py::keep_alive<1, 3>(),
-           py::keep_alive<1, 4>(), py::keep_alive<1, 5>(), py::keep_alive<1, 6>())
+           py::arg("context_tokens"), py::arg("end_ids"), py::arg("drafter") = nullptr,
+           py::arg("draft_cache") = nullptr, py::keep_alive<1, 3>(), py::keep_alive<1, 4>(),
+           py::keep_alive<1, 5>(), py::keep_alive<1, 6>(), py::keep_alive<1, 12>(),
+           py::keep_alive<1, 13>())
       .def_readonly("finish_reason", &Generation::finish_reason)
-      .def_readonly("position", &Generation::position);
+      .def_readonly("position", &Generation::position)
+      .def_readonly("num_drafted", &Generation::num_drafted)
+      .def_readonly("num_accepted", &Generation::num_accepted);
 
   m.def("generate",
         [](DecodeStep& step, const PyModel& model, const std::vector<Generation*>& generations,

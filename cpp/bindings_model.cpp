@@ -173,6 +173,29 @@ LayerWeights read_layer(const Weights& weights, const ModelDims& d, const std::s
   return layer;
 }
 
+// The multi-token-prediction layer: a model of one layer that shares the main one's embedding and
+// head, unless it has its own.
+Model read_draft(const Weights& weights, const Model& main) {
+  const ModelDims& d = main.dims;
+  Model draft;
+  draft.dims = d;
+  draft.compute = main.compute;
+  draft.ropes = main.ropes;
+  draft.embedding = weights.has("draft.embedding")
+                        ? weights.matrix("draft.embedding", d.vocab, d.hidden)
+                        : main.embedding;
+  check(!draft.embedding.transposed, "the embedding must be stored a row a token");
+  draft.head =
+      weights.has("draft.head") ? weights.matrix("draft.head", d.vocab, d.hidden) : main.head;
+  draft.final_norm = weights.vector("draft.final_norm", d.hidden);
+  draft.layers.push_back(read_layer(weights, d, "draft."));
+  draft.layers[0].rope = main.layers.back().rope;
+  draft.input = {weights.vector("draft.token_norm", d.hidden),
+                 weights.vector("draft.hidden_norm", d.hidden),
+                 weights.matrix("draft.projection", d.hidden, 2 * d.hidden)};
+  return draft;
+}
+
 std::vector<Rope> read_ropes(const py::list& ropes, const ModelDims& d) {
   check(!ropes.empty(), "a model needs at least one rope");
   std::vector<Rope> result;
@@ -214,6 +237,8 @@ Model read_model(const py::dict& dims, const py::list& ropes, const py::list& la
               model.layers.back().rope < static_cast<int64_t>(model.ropes.size()),
           "a layer asks for a rope that is not there");
   }
+  if (weights.has("draft.projection"))
+    model.draft = std::make_shared<const Model>(read_draft(weights, model));
   return model;
 }
 

@@ -168,7 +168,7 @@ class KVCache:
 class DecodeStep:
     def __init__(self, model: Model, pool: ThreadPool) -> None: ...
     def run(
-        self, model: Model, rows: Sequence[tuple[KVCache, Int32, int, bool]]
+        self, model: Model, rows: Sequence[tuple[KVCache, Int32, int, int]]
     ) -> list[Float32]: ...
 
 class Experts:
@@ -183,6 +183,13 @@ class Prefill:
         self, cancel: CancelFlag, window: int = 0
     ) -> tuple[NDArray[Any], Float32 | None] | None: ...
     def logits(self, cancel: CancelFlag, first: int) -> Float32 | None: ...
+    def draft(
+        self, model: Model, cache: KVCache, next_token: int, cancel: CancelFlag
+    ) -> Prefill | None: ...
+    @property
+    def first_position(self) -> int: ...
+    @property
+    def num_tokens(self) -> int: ...
     @property
     def next_layer(self) -> int: ...
     @property
@@ -216,6 +223,23 @@ class TokenQueue:
     def close(self) -> None: ...
     def pop(self, timeout_seconds: float) -> tuple[list[tuple[int, float]], bool]: ...
 
+class Drafter: ...
+
+class MtpDrafter(Drafter):
+    def __init__(self, model: Model, pool: ThreadPool) -> None: ...
+    @property
+    def logits(self) -> Float32: ...
+
+class ScriptedDrafter(Drafter):
+    def __init__(
+        self,
+        script: Sequence[int],
+        first_position: int,
+        hit_rate: float,
+        seed: int,
+        vocab: int,
+    ) -> None: ...
+
 class Generation:
     def __init__(
         self,
@@ -229,11 +253,17 @@ class Generation:
         max_tokens: int,
         context_tokens: int,
         end_ids: Sequence[int],
+        drafter: Drafter | None = None,
+        draft_cache: KVCache | None = None,
     ) -> None: ...
     @property
     def finish_reason(self) -> str: ...
     @property
     def position(self) -> int: ...
+    @property
+    def num_drafted(self) -> int: ...
+    @property
+    def num_accepted(self) -> int: ...
 
 def generate(
     step: DecodeStep, model: Model, generations: Sequence[Generation], interrupt: CancelFlag

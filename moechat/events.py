@@ -20,6 +20,8 @@ class TurnStats:
     decode_seconds: float = 0.0
     seed: int = 0  # the seed that was used, also when none was asked for
     reasoning_tokens: int = 0  # of decode_tokens, those of thinking
+    drafted: int = 0  # tokens that speculation drafted and a step verified
+    accepted: int = 0  # and those of them that were right
 
     @property
     def prefill_tokens_per_second(self) -> float:

@@ -3,10 +3,23 @@
 #include <algorithm>
 #include <thread>
 
+#include "common/status.h"
+
 namespace moechat {
 namespace {
 
 constexpr auto kReaderPause = std::chrono::milliseconds(1);
+constexpr int64_t kMaxRow = 2;  // tokens of one generation in a step: its own and a draft
+
+// What one generation takes to a step and gets from it.
+struct Turn {
+  Generation* generation;
+  int32_t tokens[kMaxRow];  // to step; then those that follow them, as far as they are certain
+  int64_t num_tokens;
+  int32_t position;
+  float* logits;  // [kMaxRow][vocab]
+  float* hidden;  // [kMaxRow][hidden]
+};
 
 // Marks cancelled and full-context generations; true when any has finished.
 bool any_finished(const std::vector<Generation*>& generations) {
@@ -20,12 +33,16 @@ bool any_finished(const std::vector<Generation*>& generations) {
   return any;
 }
 
+bool is_end(const Generation& g, int32_t token) {
+  return std::find(g.end_ids.begin(), g.end_ids.end(), token) != g.end_ids.end();
+}
+
 void accept(Generation& g, int32_t token) {
   g.sampler->accept(token);
   g.token = token;
   ++g.position;
   --g.max_tokens;
-  if (std::find(g.end_ids.begin(), g.end_ids.end(), token) != g.end_ids.end())
+  if (is_end(g, token))
     g.finish_reason = "stop";
   else if (g.max_tokens == 0)
     g.finish_reason = "length";
@@ -34,40 +51,120 @@ void accept(Generation& g, int32_t token) {
   g.queue->push(token);
 }
 
+// Whether the answer may go on behind the next token.
+bool has_room_for_two(const Generation& g) {
+  return g.max_tokens >= 2 && g.position + 2 < g.context_tokens;
+}
+
+Turn begin_turn(Generation& g, float* logits, float* hidden) {
+  // Nothing follows an end token, so there is nothing to gain by a row for it.
+  const bool verify = g.draft >= 0 && has_room_for_two(g) && g.queue->room() >= kMaxRow &&
+                      !is_end(g, g.draft);
+  return {&g, {g.token, g.draft}, verify ? 2 : 1, g.position, logits, hidden};
+}
+
+// Samples the token after the step's own, and when it is the draft, the one after that, too.
+void end_turn(Turn& turn, int64_t vocab) {
+  Generation& g = *turn.generation;
+  int64_t certain = 0;
+  bool confirmed = true;
+  while (confirmed && certain < turn.num_tokens && g.finish_reason.empty()) {
+    const float* logits = turn.logits + certain * vocab;
+    const int32_t token = g.sampler->sample(logits, static_cast<uint64_t>(g.position) + 1);
+    confirmed = certain + 1 < turn.num_tokens && token == turn.tokens[certain + 1];
+    turn.tokens[certain++] = token;
+    accept(g, token);
+    g.num_accepted += confirmed;
+  }
+  g.num_drafted += turn.num_tokens - 1;
+  g.draft = -1;
+  if (certain < turn.num_tokens) g.cache->truncate(g.position);
+  turn.num_tokens = certain;
+}
+
+// False when there was no draft in the step.
+bool drop_drafts(const std::vector<Turn>& turns) {
+  bool any = false;
+  for (const Turn& turn : turns) {
+    any = any || turn.num_tokens > 1;
+    turn.generation->draft = -1;
+  }
+  return any;
+}
+
+// Asks each drafter once for all its generations that go on.
+void draft(std::vector<Turn>& turns, std::vector<DraftRequest>& requests) {
+  const auto wants = [](const Generation& g) {
+    return g.drafter != nullptr && g.finish_reason.empty() && has_room_for_two(g);
+  };
+  for (size_t first = 0; first < turns.size(); ++first) {
+    Drafter* drafter = turns[first].generation->drafter;
+    const auto same = [drafter](const Turn& turn) { return turn.generation->drafter == drafter; };
+    if (drafter == nullptr ||
+        std::any_of(turns.begin(), turns.begin() + static_cast<std::ptrdiff_t>(first), same))
+      continue;
+    requests.clear();
+    for (const Turn& turn : turns) {
+      const Generation& g = *turn.generation;
+      if (same(turn) && wants(g))
+        requests.push_back({g.draft_cache, g.sampler, g.cancel, turn.hidden, turn.tokens,
+                            turn.num_tokens, turn.position, -1});
+    }
+    if (requests.empty()) continue;
+    drafter->draft(requests);
+    size_t next = 0;
+    for (const Turn& turn : turns)
+      if (same(turn) && wants(*turn.generation)) turn.generation->draft = requests[next++].draft;
+  }
+}
+
 }  // namespace
 
 void generate(DecodeStep& step, const std::vector<Generation*>& generations, int64_t vocab,
               const CancelFlag& interrupt) {
-  std::vector<float> logits(generations.size() * static_cast<size_t>(vocab));
-  std::vector<Generation*> running;
+  const int64_t width = step.model().dims.hidden;
+  std::vector<float> logits(generations.size() * static_cast<size_t>(kMaxRow * vocab));
+  std::vector<float> hidden(generations.size() * static_cast<size_t>(kMaxRow * width));
+  std::vector<Turn> turns;
   std::vector<StepRow> rows;
+  std::vector<DraftRequest> requests;
+  const auto take_back = [&turns] {
+    for (const Turn& turn : turns) turn.generation->cache->truncate(turn.position);
+  };
   while (!any_finished(generations) && !interrupt.raised()) {
-    running.clear();
+    turns.clear();
     rows.clear();
     for (Generation* g : generations) {
-      if (g->queue->full()) continue;
-      float* row_logits = logits.data() + running.size() * static_cast<size_t>(vocab);
-      rows.push_back({g->cache, &g->token, 1, g->position, row_logits});
-      running.push_back(g);
+      if (g->queue->room() == 0) continue;
+      const auto place = static_cast<int64_t>(turns.size()) * kMaxRow;
+      turns.push_back(
+          begin_turn(*g, logits.data() + place * vocab, hidden.data() + place * width));
     }
-    if (rows.empty()) {
+    if (turns.empty()) {
       std::this_thread::sleep_for(kReaderPause);
       continue;
     }
+    for (const Turn& turn : turns)
+      rows.push_back({turn.generation->cache, turn.tokens, turn.num_tokens, turn.position,
+                      turn.logits, turn.num_tokens,
+                      turn.generation->drafter != nullptr ? turn.hidden : nullptr, nullptr});
     bool complete = false;
     try {
-      complete = step.run(rows, rows.size() == 1 ? running[0]->cancel : nullptr);
+      complete = step.run(rows, rows.size() == 1 ? turns[0].generation->cancel : nullptr);
+    } catch (const Status&) {
+      take_back();
+      if (!drop_drafts(turns)) throw;
+      continue;  // without them: the text must not depend on what a wrong draft gives
     } catch (...) {
-      for (Generation* g : running) g->cache->truncate(g->position);
+      take_back();
       throw;
     }
     if (!complete) {
-      for (Generation* g : running) g->cache->truncate(g->position);
+      take_back();
       continue;
     }
-    for (size_t i = 0; i < running.size(); ++i)
-      accept(*running[i], running[i]->sampler->sample(logits.data() + i * static_cast<size_t>(vocab),
-                                                      static_cast<uint64_t>(running[i]->position) + 1));
+    for (Turn& turn : turns) end_turn(turn, vocab);
+    draft(turns, requests);
   }
 }
 

@@ -1,10 +1,15 @@
 // The decode loop: step, sample, step again, without the interpreter lock in between (design 3.7).
+//
+// With a drafter, a step verifies the drafted token as a second row. The target's row decides with
+// the sampler and the counter of its position, as it would without: a draft is taken if and only if
+// it is what was sampled. So the text never depends on drafts (design 3.14).
 #pragma once
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "cpu/threads.h"
+#include "decode/draft.h"
 #include "decode/step.h"
 #include "decode/token_queue.h"
 #include "sample/sampler.h"
@@ -24,6 +29,11 @@ struct Generation {
   int64_t context_tokens = 0;  // of prompt and answer together
   std::vector<int32_t> end_ids;
   std::string finish_reason;  // "", "stop", "length", "context", "cancelled"
+
+  Drafter* drafter = nullptr;      // null: no speculation
+  KVCache* draft_cache = nullptr;  // for the drafter; may be null
+  int32_t draft = -1;              // what the drafter expects after `token`; -1: nothing
+  int64_t num_drafted = 0, num_accepted = 0;  // drafts that a step verified, and found right
 };
 
 // Steps all generations together until one of them finishes or `interrupt` is raised. Generations

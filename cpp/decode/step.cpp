@@ -7,6 +7,7 @@
 #include "kernels/attention/rows.h"
 #include "kernels/matmul/blocks.h"
 #include "kernels/matmul/product.h"
+#include "model/draft_input.h"
 
 namespace moechat {
 namespace {
@@ -27,6 +28,7 @@ DecodeStep::DecodeStep(const Model& model, ThreadPool& pool)
   resize(latent_query_, d.latent() ? rows * d.num_heads * d.kv_width() : 0);
   resize(head_values_, rows * d.num_heads * d.value_dim());
   resize(branch_, rows * d.hidden);
+  resize(joined_, model.is_draft() ? rows * 2 * d.hidden : 0);
   resize(cos_sin_, rows * static_cast<int64_t>(model.ropes.size()) * 2 * model.rope_pairs());
   resize(router_logits_, rows * d.num_experts);
   resize(router_scratch_, 2 * d.num_experts + d.num_groups);
@@ -45,10 +47,17 @@ DecodeStep::DecodeStep(const Model& model, ThreadPool& pool)
 
 bool DecodeStep::run(const std::vector<StepRow>& rows, const CancelFlag* cancel) {
   all_tokens_.clear();
-  for (const StepRow& row : rows)
+  const int64_t hidden = model_.dims.hidden;
+  for (const StepRow& row : rows) {
+    const int64_t first_logits = row.logits != nullptr ? row.num_tokens - row.num_logits
+                                                       : row.num_tokens;
     for (int64_t i = 0; i < row.num_tokens; ++i)
-      all_tokens_.push_back({row.cache, row.tokens[i], row.position + static_cast<int32_t>(i),
-                             i + 1 == row.num_tokens ? row.logits : nullptr});
+      all_tokens_.push_back(
+          {row.cache, row.tokens[i], row.position + static_cast<int32_t>(i),
+           i < first_logits ? nullptr : row.logits + (i - first_logits) * model_.dims.vocab,
+           row.hidden != nullptr ? row.hidden + i * hidden : nullptr,
+           row.previous != nullptr ? row.previous + i * hidden : nullptr});
+  }
   const auto total = static_cast<int64_t>(all_tokens_.size());
   for (int64_t first = 0; first < total; first += kMaxGemvRows)
     if (!run_chunk(all_tokens_.data() + first, std::min<int64_t>(kMaxGemvRows, total - first),
@@ -58,6 +67,7 @@ bool DecodeStep::run(const std::vector<StepRow>& rows, const CancelFlag* cancel)
 }
 
 void DecodeStep::build_job() {
+  if (model_.is_draft()) add_draft_input();
   for (int64_t layer = 0; layer < static_cast<int64_t>(model_.layers.size()); ++layer) {
     if (model_.dims.latent())
       add_latent_inputs(layer);
@@ -76,7 +86,7 @@ bool DecodeStep::run_chunk(const TokenRow* tokens, int64_t count, const CancelFl
   for (ExpertsCall& call : calls_) call.num_rows = count;
   const int64_t angles = static_cast<int64_t>(model_.ropes.size()) * 2 * model_.rope_pairs();
   for (int64_t r = 0; r < count; ++r) {
-    embed(model_, tokens[r].token, x_.data() + r * model_.dims.hidden);
+    if (!model_.is_draft()) embed(model_, tokens[r].token, x_.data() + r * model_.dims.hidden);
     model_angles(model_, tokens[r].position, cos_sin_.data() + r * angles);
   }
   job_.cancel = cancel;
@@ -109,6 +119,18 @@ void DecodeStep::add_products(const char* name, std::function<void()> before,
                   pool_.kept_inputs(worker, inputs_ + (product.x == products[0].x ? 0 : p)));
        },
        name});
+}
+
+void DecodeStep::add_draft_input() {
+  const int64_t hidden = model_.dims.hidden;
+  add_products("draft input",
+               [this, hidden] {
+                 for (int64_t r = 0; r < num_rows_; ++r)
+                   join_draft_input(isa_, model_, tokens_[r].token, tokens_[r].previous,
+                                    joined_.data() + r * 2 * hidden);
+               },
+               {{&model_.input.projection, model_.compute, joined_.data(), 2 * hidden, x_.data(),
+                 hidden}});
 }
 
 void DecodeStep::norm_rows(const std::vector<float>& weight, float eps, const std::vector<float>& x,
@@ -194,10 +216,12 @@ void DecodeStep::add_head() {
          logits_inputs_.clear();
          logits_rows_.clear();
          for (int64_t r = 0; r < num_rows_; ++r) {
-           if (tokens_[r].logits == nullptr) continue;
+           if (tokens_[r].logits == nullptr && tokens_[r].hidden == nullptr) continue;
            float* normed = normed_.data() + r * d.hidden;
            isa_.vector->rms_norm(x_.data() + r * d.hidden, model_.final_norm.data(), d.rms_eps,
                                  d.hidden, normed);
+           if (tokens_[r].hidden != nullptr) std::copy_n(normed, d.hidden, tokens_[r].hidden);
+           if (tokens_[r].logits == nullptr) continue;
            logits_inputs_.push_back(normed);
            logits_rows_.push_back(tokens_[r].logits);
          }

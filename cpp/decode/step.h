@@ -19,7 +19,12 @@ struct StepRow {
   const int32_t* tokens = nullptr;
   int64_t num_tokens = 0;
   int32_t position = 0;
-  float* logits = nullptr;  // [vocab] of the last token; null when not wanted
+  float* logits = nullptr;  // [num_logits][vocab] of the last tokens; null when not wanted
+  int64_t num_logits = 1;
+  float* hidden = nullptr;  // [num_tokens][hidden] after the final norm; null when not wanted
+  // Of a draft model, whose tokens are those after the positions: [num_tokens][hidden], the hidden
+  // states of the main model at the positions.
+  const float* previous = nullptr;
 };
 
 // Runs steps for one model on one pool; keeps its buffers. One thread at a time.
@@ -38,6 +43,8 @@ class DecodeStep {
     KVCache* cache;
     int32_t token, position;
     float* logits;
+    float* hidden;
+    const float* previous;
   };
   // A piece of attention: heads [head, head + heads) of row `row` over one span of slots.
   struct AttentionTask {
@@ -56,6 +63,7 @@ class DecodeStep {
   void build_job();
   bool run_chunk(const TokenRow* tokens, int64_t count, const CancelFlag* cancel);
   void add_products(const char* name, std::function<void()> before, std::vector<Product> products);
+  void add_draft_input();
   void norm_rows(const std::vector<float>& weight, float eps, const std::vector<float>& x,
                  int64_t width, std::vector<float>& y);
   void check_finite(int64_t layer);
@@ -105,6 +113,7 @@ class DecodeStep {
   std::vector<float> x_, normed_, q_latent_, kv_, query_, latent_query_, head_values_, branch_;
   std::vector<float> router_logits_, router_scratch_, router_weights_, shared_weights_;
   std::vector<float> cos_sin_;  // [rows][ropes][2 * pairs]
+  std::vector<float> joined_;   // [rows][2 * hidden], of a draft model
   std::vector<float*> logits_rows_;
   std::vector<const float*> logits_inputs_;
   std::vector<int32_t> router_ids_;

@@ -19,9 +19,10 @@ class TokenQueue {
  public:
   static constexpr size_t kCapacity = 64;
 
-  bool full() {
+  // Tokens that may be pushed before the reader takes some.
+  int64_t room() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return tokens_.size() >= kCapacity;
+    return static_cast<int64_t>(kCapacity) - static_cast<int64_t>(tokens_.size());
   }
   void push(int32_t id) {
     const double now =

@@ -2,6 +2,7 @@
 // architectures differ, a field says how; an optional part is an empty vector or a null view.
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "common/matrix_view.h"
@@ -93,6 +94,13 @@ struct LayerWeights {
   std::vector<MlpWeights> experts;
 };
 
+// How a draft layer makes its input of a token and of the hidden state before it; see
+// draft_input.h. Its projection is null in any other model.
+struct DraftInput {
+  std::vector<float> token_norm, hidden_norm;
+  MatrixView projection;  // [hidden, 2 * hidden]
+};
+
 struct Model {
   ModelDims dims;
   Compute compute = Compute::kBF16;
@@ -100,7 +108,12 @@ struct Model {
   std::vector<float> final_norm;
   std::vector<Rope> ropes;  // all of the same number of pairs
   std::vector<LayerWeights> layers;
+  DraftInput input;
+  // The multi-token-prediction layer, as a model of one layer with a head; null when it was not
+  // asked for.
+  std::shared_ptr<const Model> draft;
 
+  bool is_draft() const { return input.projection.data != nullptr; }
   int64_t rope_pairs() const { return ropes[0].pairs(); }
   std::vector<int64_t> windows() const;  // of every layer
 };

@@ -21,8 +21,12 @@ void resize(std::vector<float>& buffer, int64_t size) { buffer.resize(static_cas
 
 Prefill::Prefill(const Model& model, ThreadPool& pool, const KVCache& cache,
                  std::vector<int32_t> tokens, int64_t prefix)
+    : Prefill(model, pool, cache, std::move(tokens), prefix, prefix) {}
+
+Prefill::Prefill(const Model& model, ThreadPool& pool, const KVCache& cache,
+                 std::vector<int32_t> tokens, int64_t prefix, int64_t first_position)
     : model_(model), isa_(active_instruction_set()), pool_(pool), cache_(cache),
-      tokens_(std::move(tokens)), prefix_(prefix),
+      tokens_(std::move(tokens)), prefix_(prefix), first_position_(first_position),
       angles_(static_cast<int64_t>(model.ropes.size()) * 2 * model.rope_pairs()),
       experts_(isa_, pool) {
   const ModelDims& d = model.dims;
@@ -47,8 +51,9 @@ Prefill::Prefill(const Model& model, ThreadPool& pool, const KVCache& cache,
 
 void Prefill::add_embedding(Job& job) {
   add_rows(job, [this](int64_t r) {
-    embed(model_, tokens_[static_cast<size_t>(r)], x_.data() + r * model_.dims.hidden);
-    model_angles(model_, prefix_ + r, cos_sin_.data() + r * angles_);
+    if (!model_.is_draft())
+      embed(model_, tokens_[static_cast<size_t>(r)], x_.data() + r * model_.dims.hidden);
+    model_angles(model_, first_position_ + r, cos_sin_.data() + r * angles_);
   });
 }
 

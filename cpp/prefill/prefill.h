@@ -3,6 +3,7 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -21,6 +22,15 @@ class Prefill {
   Prefill(const Model& model, ThreadPool& pool, const KVCache& cache, std::vector<int32_t> tokens,
           int64_t prefix);
 
+  // The same span on its way through the draft layer, once all layers have run: position i of it
+  // takes this model's hidden state at i and the token at i + 1. `next_token` follows the span;
+  // -1: unknown, the last position is left out. `cache` is the draft layer's, whose slots may lack
+  // positions. This object is spent, its buffers are freed. Null when `cancel` cut it or nothing
+  // is left to run.
+  std::unique_ptr<Prefill> draft(const KVCache& cache, int32_t next_token,
+                                 const CancelFlag* cancel);
+  bool is_of(const Model& model) const { return &model_ == &model; }
+  int64_t first_position() const { return first_position_; }
   int64_t num_tokens() const { return static_cast<int64_t>(tokens_.size()); }
   KVEncoding encoding() const { return cache_.encoding(); }
   int64_t kv_width() const { return cache_.width(); }
@@ -51,6 +61,9 @@ class Prefill {
   bool logits(const CancelFlag* cancel, int64_t first, float* out);
 
  private:
+  Prefill(const Model& model, ThreadPool& pool, const KVCache& cache, std::vector<int32_t> tokens,
+          int64_t prefix, int64_t first_position);
+  bool join_draft_inputs(const std::vector<float>& hidden, const CancelFlag* cancel);
   void add_rows(Job& job, std::function<void(int64_t row)> body);
   void add_product(Job& job, const MatrixView& w, Compute compute, int64_t rows, const float* x,
                    float* y, int64_t y_stride);
@@ -79,6 +92,7 @@ class Prefill {
   const KVCache& cache_;
   std::vector<int32_t> tokens_;
   int64_t prefix_, layer_ = 0;
+  int64_t first_position_;  // of the span: `prefix_`, unless the cache lacks positions
   int64_t visible_slot_ = 0;  // the first slot of the prefix that the layer at hand needs
   int64_t angles_;  // floats of cos_sin_ a token
   bool spent_ = false;

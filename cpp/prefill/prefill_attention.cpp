@@ -40,12 +40,12 @@ void Prefill::add_attention(Job& job, const LayerWeights& weights, float* window
 void Prefill::add_prefix(Job& job, const LayerWeights& weights) {
   job.phases.push_back(
       {[this, &weights]() -> int64_t {
-         visible_slot_ = cache_.first_visible(layer_, prefix_);
+         visible_slot_ = cache_.first_visible(layer_, first_position_);
          if (weights.window > 0)
            for (int64_t r = 0; r < num_tokens(); ++r) {
              const int64_t own = r - weights.window + 1;  // the first token of the span that it sees
              visible_begin_[static_cast<size_t>(r)] =
-                 own >= 0 ? prefix_ + own : cache_.first_visible(layer_, prefix_ + r);
+                 own >= 0 ? prefix_ + own : cache_.first_visible(layer_, first_position_ + r);
            }
          return ceil_div(prefix_ - visible_slot_, kPageSlots);
        },

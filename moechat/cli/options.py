@@ -224,6 +224,14 @@ KV = Annotated[
         help="Encoding of the KV cache. native: the compute type, bit for bit.",
     ),
 ]
+Speculate = Annotated[
+    bool,
+    typer.Option(
+        "--speculate",
+        help="Draft tokens with the model's multi-token-prediction layer, where it has one: the "
+        "same text; faster only where the drafts are good.",
+    ),
+]
 Plain = Annotated[bool, typer.Option("--plain", help="In a chat: no colours and no Markdown.")]
 Stats = Annotated[
     str | None,

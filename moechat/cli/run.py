@@ -43,6 +43,7 @@ def run(
     threads: options.Threads = None,
     compute: options.Compute = "bf16",
     kv: options.KV = "native",
+    speculate: options.Speculate = False,
     plain: options.Plain = False,
     stats: options.Stats = None,
     no_history: options.NoHistory = False,
@@ -95,6 +96,7 @@ def run(
         "threads": threads,
         "kv": kv,
         "context_tokens": ctx,
+        "speculate": speculate,
     }
     with Interrupt() as interrupt:
         text = "" if chat or batch else _read_prompt(prompt)

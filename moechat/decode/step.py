@@ -14,11 +14,11 @@ from moechat.kv.cache import KVCache
 
 @dataclass(frozen=True)
 class StepRow:
-    """1..k tokens of one session at the end of its cache; logits of the last one if wanted."""
+    """1..k tokens of one session at the end of its cache; how many of the last want logits."""
 
     cache: KVCache
     ids: Sequence[int]
-    logits: bool = True
+    num_logits: int = 1
 
 
 class DecodeStep:
@@ -29,10 +29,10 @@ class DecodeStep:
         self.native = _native.DecodeStep(model, pool)
 
     def run(self, rows: Sequence[StepRow]) -> list[NDArray[np.float32] | None]:
-        """Append the rows' KV; logits [vocab] for each row that wants them."""
+        """Append the rows' KV; logits [num_logits, vocab] of each row, None for 0 of them."""
         native_rows = [
-            (row.cache.native, np.array(row.ids, np.int32), len(row.cache), row.logits)
+            (row.cache.native, np.array(row.ids, np.int32), len(row.cache), row.num_logits)
             for row in rows
         ]
         outputs = self.native.run(self.model, native_rows)
-        return [logits if row.logits else None for row, logits in zip(rows, outputs)]
+        return [logits if row.num_logits else None for row, logits in zip(rows, outputs)]

@@ -39,11 +39,21 @@ class StepLast:
 
 
 @dataclass(frozen=True)
+class DecodeEnd:
+    """How a generation went. ``started_seconds``: time.monotonic() when the first step was due."""
+
+    finish_reason: str = ""
+    started_seconds: float = 0.0
+    num_drafted: int = 0  # drafts that were verified
+    num_accepted: int = 0
+
+
+@dataclass(frozen=True)
 class DecodeStart:
     """Decode from ``token`` at ``position`` on until it finishes.
 
-    ``done(finish_reason, started_seconds, error)`` is called on the decode thread after the queue
-    was closed; ``started_seconds`` is time.monotonic() when the first step was due.
+    ``drafter`` speculates, or None. ``done(end, error)`` is called on the decode thread after the
+    queue was closed.
     """
 
     cache: KVCache
@@ -55,7 +65,8 @@ class DecodeStart:
     max_tokens: int
     context_tokens: int
     end_ids: list[int]
-    done: Callable[[str, float, Exception | None], None]
+    drafter: _native.Drafter | None
+    done: Callable[[DecodeEnd, Exception | None], None]
 
 
 @dataclass(frozen=True)
@@ -122,7 +133,7 @@ class DecodeWorker:
         match message:
             case DecodeStart():
                 message.queue.close()
-                message.done("", time.monotonic(), error)
+                message.done(DecodeEnd(), error)
             case StepLast():
                 message.done(None, error)
             case Truncate():
@@ -144,7 +155,8 @@ class DecodeWorker:
     @staticmethod
     def _finish(running: _Running, reason: str, error: Exception | None) -> None:
         running.start.queue.close()
-        running.start.done(reason, running.started_seconds, error)
+        counts = (running.generation.num_drafted, running.generation.num_accepted)
+        running.start.done(DecodeEnd(reason, running.started_seconds, *counts), error)
 
     def _handle(self, message: KVPacket | Control) -> None:
         match message:
@@ -179,10 +191,12 @@ class DecodeWorker:
                 start.max_tokens,
                 start.context_tokens,
                 start.end_ids,
+                start.drafter,
+                start.cache.draft,
             )
         except Exception as error:  # told to whoever waits: this thread serves everybody
             start.queue.close()
-            start.done("", now, error)
+            start.done(DecodeEnd(), error)
             return
         self._running.append(_Running(start, generation, now))
 
@@ -211,7 +225,8 @@ class DecodeWorker:
             self._check_arrived(cache, message.position)
             logits = None
             if message.token is not None:
-                (logits,) = self._step.run([StepRow(cache, [message.token])])
+                (rows,) = self._step.run([StepRow(cache, [message.token])])
+                logits = rows[0] if rows is not None else None
         except Exception as error:  # told to whoever waits: this thread serves everybody
             message.done(None, error)
             return

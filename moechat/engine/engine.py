@@ -45,11 +45,13 @@ class Engine:
         threads: int | None = None,
         context_tokens: int | None = None,
         channel_packets: int = CHANNEL_PACKETS,
+        speculate: bool = False,
     ) -> None:
         self.name = name or path.name
         self.compute = compute
         self.instruction_set = choose_instruction_set()
-        self.model = load_model(path, compute)
+        self.speculate = speculate
+        self.model = load_model(path, compute, speculate=speculate)
         self.spec = self.model.spec
         self.context_tokens = _context(context_tokens, self.spec.context_tokens)
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
@@ -60,6 +62,7 @@ class Engine:
         except _native.NativeError as error:
             raise from_native(*error.args) from error
         self.threads = pool.num_threads
+        self.drafter = _native.MtpDrafter(self.model.native, pool) if speculate else None
         self.decode = DecodeWorker(self.model.native, pool, channel_packets)
         self.prefill = PrefillWorker(self.model.native, pool, self.decode.channel)
         # Runs at close(), when the engine is dropped, and at interpreter exit.
@@ -77,12 +80,14 @@ class Engine:
         device: str = "cpu",
         kv: str = "native",
         context_tokens: int | None = None,
+        speculate: bool = False,
     ) -> Engine:
         """Open a registry name, a folder in Hugging Face layout, or a GGUF file.
 
         ``compute`` is "bf16" or "exact" (float32 throughout). ``context_tokens`` defaults to the
-        trained length. Raises ModelNotFound, CheckpointDamaged, ArchitectureUnsupported,
-        BadParameter.
+        trained length. ``speculate`` drafts tokens with the model's multi-token-prediction layer:
+        the same text, at another speed; BadParameter when the model has none. Raises ModelNotFound,
+        CheckpointDamaged, ArchitectureUnsupported, BadParameter.
         """
         _choice("compute", compute, ("bf16", "exact"))
         _choice("device", device, ("cpu", "auto"))
@@ -94,6 +99,7 @@ class Engine:
             compute=compute,
             threads=threads,
             context_tokens=context_tokens,
+            speculate=speculate,
         )
 
     @property

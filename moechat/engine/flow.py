@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moechat import _native
-from moechat.decode.worker import Control, DecodeStart, StepLast, Truncate
+from moechat.decode.worker import Control, DecodeEnd, DecodeStart, StepLast, Truncate
 from moechat.engine.answer import Answer
 from moechat.engine.requests import (
     Cancellation,
@@ -74,7 +74,7 @@ def _start_extend(
     pending = session.timeline.ids[len(session.cache) :]
     if request.logits == "last" and pending:
         step = StepLast(session.cache, len(session) - 1, pending[-1], step_done)
-        _prefill(engine, session, handle, pending[:-1], step)
+        _prefill(engine, session, handle, pending[:-1], step, next_id=pending[-1])
     else:
         wanted = len(request.ids) if request.logits == "all" else 0
         step = StepLast(session.cache, len(session), None, step_done)
@@ -140,8 +140,12 @@ def _prefill(
     ids: list[int],
     then: Control,
     logits_from: int | None = None,
+    next_id: int | None = None,
 ) -> None:
-    """Prefill ``ids``, if there are any, and send ``then`` to decode after their KV."""
+    """Prefill ``ids``, if there are any, and send ``then`` to decode after their KV.
+
+    ``next_id`` follows them on the timeline.
+    """
     if not ids:
         engine.decode.channel.send(then)
         return
@@ -165,6 +169,7 @@ def _prefill(
             then=prefilled,
             failed=failed,
             logits_from=logits_from,
+            next_id=next_id,
         )
     )
 
@@ -181,8 +186,8 @@ def _start_generate(
     seed = request.params.seed if request.params.seed is not None else secrets.randbits(32)
     tokens = _native.TokenQueue()
 
-    def done(reason: str, started_seconds: float, error: Exception | None) -> None:
-        inbox.put(Failed(error) if error else (reason, started_seconds))
+    def done(end: DecodeEnd, error: Exception | None) -> None:
+        inbox.put(Failed(error) if error else end)
 
     start = DecodeStart(
         cache=session.cache,
@@ -196,10 +201,11 @@ def _start_generate(
         max_tokens=request.params.max_tokens or engine.context_tokens,
         context_tokens=engine.context_tokens,
         end_ids=[] if request.params.ignore_end else list(engine.end_ids),
+        drafter=session.drafter,
         done=done,
     )
     stats = TurnStats(new_prompt_tokens=len(pending), cached_prompt_tokens=cached, seed=seed)
-    _prefill(engine, session, handle, pending[:-1], start)
+    _prefill(engine, session, handle, pending[:-1], start, next_id=pending[-1])
     return _generate_events(
         session, inbox, handle.cancellation, answer, tokens, stats, submitted_seconds
     )
@@ -252,14 +258,16 @@ def _generate_events(
         if outcome.error is not None:
             raise as_moechat_error(outcome.error)
     else:
-        name, started_seconds = cast("tuple[FinishReason, float]", outcome)
-        reason = "stop" if answer.stopped else name
+        decoded = cast("DecodeEnd", outcome)
+        reason = "stop" if answer.stopped else cast("FinishReason", decoded.finish_reason)
         stats = replace(
             stats,
             decode_tokens=len(token_seconds),
             reasoning_tokens=answer.num_reasoning_tokens,
-            decode_seconds=token_seconds[-1] - started_seconds if token_seconds else 0.0,
+            decode_seconds=(token_seconds[-1] - decoded.started_seconds if token_seconds else 0.0),
             first_token_seconds=token_seconds[0] - submitted_seconds if token_seconds else 0.0,
+            drafted=decoded.num_drafted,
+            accepted=decoded.num_accepted,
         )
     held_back = answer.flush()
     end = Finished(reason, held_back, stats, reasoning=answer.reasoning)

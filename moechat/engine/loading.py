@@ -28,15 +28,18 @@ class LoadedModel:
     native: _native.Model
 
 
-def load_model(path: Path, compute: str) -> LoadedModel:
+def load_model(path: Path, compute: str, *, speculate: bool = False) -> LoadedModel:
     """Open a model folder or GGUF file. Nothing is converted; only vectors are copied.
 
-    Raises ModelNotFound, CheckpointDamaged or ArchitectureUnsupported.
+    ``speculate``: with the multi-token-prediction layer. Raises ModelNotFound, CheckpointDamaged,
+    ArchitectureUnsupported, or BadParameter when there is no such layer.
     """
     files = find_model_files(path)
     spec = files.spec
     try:
-        weights = {role: weight for tensor in files.bind() for role, weight in _weights(tensor)}
+        weights = {
+            role: weight for tensor in files.bind(speculate) for role, weight in _weights(tensor)
+        }
         native = _native.Model(
             dims=_dims(spec),
             ropes=[

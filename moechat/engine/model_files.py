@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from moechat.engine.vendor_defaults import ignored_settings, vendor_defaults
-from moechat.errors import MoechatError, TextUnavailable
+from moechat.errors import BadParameter, MoechatError, TextUnavailable
 from moechat.json_file import read_json_object
 from moechat.models.architectures import architecture_of, bind_tensors, load_config, load_spec
 from moechat.models.spec import BoundTensor, ModelSpec
@@ -38,8 +38,8 @@ class ModelFiles(Protocol):
     def weight_files(self) -> list[Path]:
         """Files that hold tensors."""
 
-    def bind(self) -> list[BoundTensor]:
-        """Map the weights and find every tensor of the model."""
+    def bind(self, speculate: bool = False) -> list[BoundTensor]:
+        """Map the weights and find every tensor of the model, of its draft layer too if asked."""
 
     def text(self) -> TextModel:
         """Tokenizer and chat template. Raises TextUnavailable when there is none."""
@@ -98,11 +98,11 @@ class FolderFiles:
         single = self.path / "model.safetensors"
         return [single] if single.is_file() else sorted(self.path.glob("*.safetensors"))
 
-    def bind(self) -> list[BoundTensor]:
-        """Raises ModelNotFound, CheckpointDamaged or ArchitectureUnsupported."""
+    def bind(self, speculate: bool = False) -> list[BoundTensor]:
+        """Raises ModelNotFound, CheckpointDamaged, ArchitectureUnsupported, BadParameter."""
         spec = self.spec
         self._checkpoint = Checkpoint.open(self.path)
-        return bind_tensors(spec, self._checkpoint, load_config(self.path))
+        return bind_tensors(spec, self._checkpoint, load_config(self.path), draft=speculate)
 
     def text(self) -> TextModel:
         """From tokenizer.json, tokenizer_config.json and the template's file."""
@@ -169,9 +169,16 @@ class GGUFFiles:
 
         return architecture_of(self._checkpoint)
 
-    def bind(self) -> list[BoundTensor]:
-        """Raises CheckpointDamaged or ArchitectureUnsupported."""
+    def bind(self, speculate: bool = False) -> list[BoundTensor]:
+        """Raises CheckpointDamaged, ArchitectureUnsupported, BadParameter."""
         from moechat.models.gguf.bind import bind_tensors
+
+        if speculate:
+            raise BadParameter(
+                "speculation is not possible with this model",
+                "moechat does not use the multi-token-prediction layer of GGUF files",
+                "Leave out --speculate",
+            )
 
         return bind_tensors(self.spec, self._checkpoint)
 

@@ -38,7 +38,8 @@ class Session:
     def __init__(self, engine: Engine, number: int) -> None:
         self._engine = engine
         self.timeline = Timeline(engine.spec.vocab_size)
-        self.cache = KVCache(number, engine.spec, engine.compute)
+        self.cache = KVCache(number, engine.spec, engine.compute, speculate=engine.speculate)
+        self.drafter = engine.drafter  # of the answers that begin from now on; None: no speculation
         self._busy = threading.Lock()
         self._cancellation: Cancellation | None = None
         self._closed = False
@@ -141,7 +142,7 @@ class Session:
         """
         if self._engine.closed:
             return
-        if max(self.cache.num_slots(layer) for layer in range(self.cache.num_layers)) <= position:
+        if not self.cache.reaches(position):
             return
         done = threading.Event()
         self._engine.decode.channel.send(Truncate(self.cache, position, done.set))

@@ -19,14 +19,23 @@ class KVCache:
     A layer with a sliding window keeps its window and some slack, and forgets older slots while
     decode steps.
     ``epoch`` is raised whenever packets that may be on their way have become worthless.
+
+    ``draft`` is the cache of the multi-token-prediction layer, None without speculation. Its slot
+    of position i was made from the hidden state at i and the token at i + 1. Positions may be
+    missing there: that costs hits, no correctness. Packets call it layer ``num_layers``.
     """
 
-    def __init__(self, session: int, spec: ModelSpec, compute: str) -> None:
+    def __init__(
+        self, session: int, spec: ModelSpec, compute: str, *, speculate: bool = False
+    ) -> None:
         self.session = session
         self.epoch = 0
         self.num_layers = spec.num_layers
         windows = [layer.window for layer in spec.layers]
         self.native = _native.KVCache(windows, spec.kv_width, compute, spec.kv_segments)
+        self.draft = (
+            _native.KVCache([0], spec.kv_width, compute, spec.kv_segments) if speculate else None
+        )
 
     def __len__(self) -> int:
         """Tokens whose KV every layer has; a sliding window may have let go of the oldest."""
@@ -54,13 +63,17 @@ class KVCache:
             return False
         verify(packet)
         rows = packet.payload[TIER_NATIVE]
-        held = self.positions(packet.layer)
-        if len(held) and packet.positions[0] <= held[-1]:
-            raise PacketRefused(
-                f"a KV packet of layer {packet.layer} was refused", "its positions are held already"
-            )
+        native, layer = self.native, packet.layer
+        if layer == self.num_layers and self.draft is not None:
+            native, layer = self.draft, 0
         try:
-            self.native.append(packet.layer, packet.positions, rows)
+            held = _positions(native, layer)
+            if len(held) and packet.positions[0] <= held[-1]:
+                raise PacketRefused(
+                    f"a KV packet of layer {packet.layer} was refused",
+                    "its positions are held already",
+                )
+            native.append(layer, packet.positions, rows)
         except _native.NativeError as error:
             raise PacketRefused("a KV packet was refused", str(error.args[1])) from error
         return True
@@ -81,7 +94,22 @@ class KVCache:
         """
         self.epoch += 1
         self.native.truncate(position)
+        if self.draft is not None:
+            self.draft.truncate(max(position - 1, 0))
+
+    def reaches(self, position: int) -> bool:
+        """Whether truncate(position) would drop a slot."""
+        if any(self.num_slots(layer) > position for layer in range(self.num_layers)):
+            return True
+        if self.draft is None:
+            return False
+        held = _positions(self.draft, 0)
+        return len(held) > 0 and int(held[-1]) >= position - 1
 
     def positions(self, layer: int) -> NDArray[np.int32]:
         """Positions of all slots that a layer holds."""
-        return self.native.positions(layer, self.first_slot(layer), self.num_slots(layer))
+        return _positions(self.native, layer)
+
+
+def _positions(cache: _native.KVCache, layer: int) -> NDArray[np.int32]:
+    return cache.positions(layer, cache.first_slot(layer), cache.num_slots(layer))

@@ -13,6 +13,7 @@ from moechat.errors import ArchitectureUnsupported, CheckpointDamaged, ModelNotF
 from moechat.json_file import read_json_object
 from moechat.models.config_reader import ConfigReader
 from moechat.models.decoder_config import HARMLESS
+from moechat.models.draft_tensors import stored_draft_table
 from moechat.models.name_listing import name_listing
 from moechat.models.quantization import Quantization, read_quantization
 from moechat.models.quantized_parts import StoredParts, bind_tensor
@@ -120,18 +121,31 @@ def tensor_table(spec: ModelSpec, config: dict[str, Any]) -> list[TensorSpec]:
     return table
 
 
+def draft_tensor_table(spec: ModelSpec, config: dict[str, Any]) -> list[TensorSpec] | None:
+    """Every tensor of the first multi-token-prediction layer; None where it is not implemented."""
+    module = _module(spec.architecture, "tensors")
+    if not hasattr(module, "draft_tensor_table"):
+        return None
+    table: list[TensorSpec] = module.draft_tensor_table(spec, ConfigReader(config))
+    return table
+
+
 def bind_tensors(
-    spec: ModelSpec, checkpoint: TensorSource, config: dict[str, Any]
+    spec: ModelSpec, checkpoint: TensorSource, config: dict[str, Any], *, draft: bool = False
 ) -> list[BoundTensor]:
     """Every tensor of the model with its stored parts, in order of layers.
 
-    Raises CheckpointDamaged for missing, left-over or misshapen tensors, ArchitectureUnsupported
-    for element types that have no kernel.
+    ``draft``: the multi-token-prediction layer, too. Raises CheckpointDamaged for missing,
+    left-over or misshapen tensors, ArchitectureUnsupported for element types that have no kernel,
+    BadParameter when there is no layer to draft with.
     """
     stored = checkpoint.tensors
     quantization = read_quantization(ConfigReader(config))
     parts = StoredParts(stored)
-    found = [bind_tensor(entry, parts, quantization) for entry in tensor_table(spec, config)]
+    table = tensor_table(spec, config)
+    if draft:
+        table += stored_draft_table(spec, draft_tensor_table(spec, config), stored)
+    found = [bind_tensor(entry, parts, quantization) for entry in table]
     if spec.tied_embeddings:
         take_stored_head(parts)
     left_over = [

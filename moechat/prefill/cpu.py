@@ -28,6 +28,7 @@ class CpuPrefill:
         self, model: _native.Model, pool: _native.ThreadPool, cache: KVCache, ids: list[int]
     ) -> None:
         tokens = np.array(ids, np.int32)
+        self._model, self._cache = model, cache
         self._native = _native.Prefill(model, pool, cache.native, tokens, len(cache))
 
     def run_layer(self, cancel: _native.CancelFlag, window: int = 0) -> LayerOutput | None:
@@ -44,6 +45,29 @@ class CpuPrefill:
     def logits(self, cancel: _native.CancelFlag, first: int) -> NDArray[np.float32] | None:
         """Logits [T - first, vocab] of the tokens from ``first`` on, after the last layer."""
         return self._native.logits(cancel, first)
+
+    def draft(
+        self, next_id: int | None, cancel: _native.CancelFlag
+    ) -> tuple[NDArray[np.int32], NDArray[Any]] | None:
+        """The draft layer's positions [n] and slots [n, W], after the last layer; spends the span.
+
+        ``next_id`` follows the span; without it the last position is left out. None when ``cancel``
+        cut it, when no position is left, and when the layer gives NaN.
+        """
+        assert self._cache.draft is not None
+        token = -1 if next_id is None else next_id
+        span = self._native.draft(self._model, self._cache.draft, token, cancel)
+        if span is None:
+            return None
+        first = span.first_position
+        positions = np.arange(first, first + span.num_tokens, dtype=np.int32)
+        try:
+            output = span.run_layer(cancel, 0)
+        except _native.NativeError as error:
+            if error.args[0] != "non-finite-logits":
+                raise
+            return None
+        return None if output is None else (positions, output[0])
 
     @property
     def hidden_TD(self) -> NDArray[np.float32]:

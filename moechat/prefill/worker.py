@@ -44,6 +44,7 @@ class PrefillJob:
     then: Callable[[PrefillResult], Any]
     failed: Callable[[Exception | None], Any]
     logits_from: int | None = None
+    next_id: int | None = None  # the token after ``ids``, for the draft layer's last position
     result: PrefillResult = field(default_factory=PrefillResult)
 
 
@@ -110,6 +111,10 @@ class PrefillWorker:
         if job.logits_from is not None:
             job.result.logits = span.logits(job.cancel, job.logits_from)
             if job.result.logits is None:
+                return False
+        if cache.draft is not None and (slots := span.draft(job.next_id, job.cancel)):
+            packet = native_packet(cache.session, epoch, cache.num_layers, *slots)
+            if not self._channel.send_packet(packet, lambda: job.cancel.raised):
                 return False
         job.result.seconds = time.perf_counter() - started
         return True

@@ -16,11 +16,14 @@ def stats_line(finished: Finished) -> str:
     answer = f"answer {stats.decode_tokens} tokens"
     if stats.reasoning_tokens:
         answer += f" ({stats.reasoning_tokens} of thinking)"
+    speed = f"{stats.decode_tokens_per_second:.1f} tok/s"
+    if stats.drafted:
+        speed += f", {stats.accepted} of {stats.drafted} drafts accepted"
     return "; ".join(
         (
             prompt,
             f"first token {stats.first_token_seconds:.2f} s",
-            f"{answer}, {stats.decode_tokens_per_second:.1f} tok/s",
+            f"{answer}, {speed}",
             f"seed {stats.seed}",
             finished.finish_reason,
         )
@@ -41,6 +44,8 @@ def stats_json(finished: Finished) -> str:
             "reasoning_tokens": stats.reasoning_tokens,
             "decode_seconds": round(stats.decode_seconds, 6),
             "decode_tokens_per_second": round(stats.decode_tokens_per_second, 2),
+            "drafted": stats.drafted,
+            "accepted": stats.accepted,
             "seed": stats.seed,
             "finish_reason": finished.finish_reason,
         }

@@ -31,7 +31,7 @@ def run(model, threads, batch, compute):
         for i in range(5):
             rows = [StepRow(caches[chain], [7 + 3 * chain + i * chain]) for chain in chains]
             for chain, row in zip(chains, step.run(rows)):
-                logits[chain, i] = row
+                logits[chain, i] = row[0]
     return logits
 
 
@@ -58,6 +58,26 @@ def test_several_tokens_a_row_equal_one_by_one(small_oracle):
     (logits,) = step.run([StepRow(block, ids)])
     assert logits.tobytes() == last.tobytes()
     assert block.read(1, 0, 40).tobytes() == single.read(1, 0, 40).tobytes()
+
+
+@pytest.mark.parametrize("compute", ["bf16", "exact"])
+def test_rows_of_two_tokens_have_the_logits_of_single_steps(
+    pipeline_oracle, instruction_set, compute
+):
+    """What speculation relies on; 11 of 16 tokens' logits, in rows of 1, 2 and 3 tokens."""
+    model = load_model(pipeline_oracle, compute)
+    step = DecodeStep(model.native, _native.ThreadPool(2))
+    chains = [[7, 8], [30, 31, 32], [50], [60, 61, 62], [9, 9], [70, 71], [80], [90, 3]]
+    wanted = [2, 1, 1, 3, 2, 0, 0, 2]
+    caches = [KVCache(i, model.spec, compute) for i in range(len(chains))]
+    rows = [StepRow(*row) for row in zip(caches, chains, wanted)]
+    for chain, logits, count in zip(chains, step.run(rows), wanted):
+        alone = KVCache(99, model.spec, compute)
+        single = [step.run([StepRow(alone, [token])])[0] for token in chain]
+        if count == 0:
+            assert logits is None
+        else:
+            assert logits.tobytes() == np.concatenate(single[-count:]).tobytes()
 
 
 def test_experts_entry_point(small_oracle):

@@ -58,6 +58,32 @@ def test_recorded_packets_replayed_into_a_fresh_decode_worker(
     assert again == []  # nothing was prefilled
 
 
+def test_the_draft_layer_has_a_packet_of_its_own(small_oracle, open_engine, monkeypatch):
+    engine = open_engine(small_oracle, speculate=True)
+    packets = record(engine, monkeypatch)
+    session = engine.session()
+    session.extend([1, 2, 3, 4, 5], logits="last")
+    assert [packet.layer for packet in packets] == [0, 1, 2]
+    assert packets[2].positions.tolist() == [0, 1, 2, 3]  # token 5 is known, its state is not
+    assert session.cache.draft.read(0, 0, 4).tobytes() == packets[2].payload[0].tobytes()
+    session.rewind(0)
+    packets.clear()
+    session.extend([1, 2, 3, 4, 5], logits=None)
+    assert packets[2].positions.tolist() == [0, 1, 2, 3]
+    session.rewind(3)
+    assert session.cache.draft.num_slots(0) == 2  # position 2 needs the token at 3
+    session.rewind(0)
+    packets.clear()
+    session.extend([1], logits=None)
+    assert [packet.layer for packet in packets] == [0, 1]
+
+    other = open_engine(small_oracle).session()
+    stray = native_packet(other.cache.session, 0, 2, np.array([0], np.int32), packets[0].payload[0])
+    other.engine.decode.channel.send_packet(stray, lambda: False)
+    with pytest.raises(PacketRefused):
+        other.extend([1], logits=None)
+
+
 def test_one_flipped_byte_is_refused(small_oracle, open_engine, monkeypatch):
     engine = open_engine(small_oracle)
     session = engine.session()

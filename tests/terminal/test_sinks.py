@@ -13,7 +13,7 @@ from streams import Terminal, shown
 from moechat.errors import CheckpointDamaged
 from moechat.events import Finished, PrefillProgress, Token, TurnStats
 from moechat.terminal.sinks import PlainSink, escapes_allowed, format_error, print_closing
-from moechat.terminal.stats_text import stats_line
+from moechat.terminal.stats_text import stats_json, stats_line
 
 STATS = TurnStats(20, 5, 0.5, 0.6, 12, 0.25, seed=7)
 
@@ -94,6 +94,14 @@ def test_stats_line_and_json():
     assert counters["decode_tokens_per_second"] == 48.0
     assert counters["seed"] == 7
     assert counters["finish_reason"] == "stop"
+
+
+def test_drafts_are_counted_where_there_were_any():
+    assert "draft" not in run("x", stats="line")[1]
+    stats = TurnStats(20, 5, 0.5, 0.6, 12, 0.25, drafted=7, accepted=4)
+    assert "48.0 tok/s, 4 of 7 drafts accepted; seed" in stats_line(Finished("stop", "", stats))
+    counters = json.loads(stats_json(Finished("stop", "", stats)))
+    assert (counters["drafted"], counters["accepted"]) == (7, 4)
 
 
 def test_no_prefill_rate_without_a_prefill():

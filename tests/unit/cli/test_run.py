@@ -124,13 +124,18 @@ def test_flags_override_the_vendors_defaults(moechat):
 
 
 def test_engine_flags_reach_the_engine(moechat):
-    moechat("run", "mini", "--ctx", "256", "--threads", "2", "--compute", "exact", "q")
+    moechat(
+        "run", "mini", "--ctx", "256", "--threads", "2", "--compute", "exact", "--speculate", "q"
+    )
     assert moechat.engine.settings == {
         "compute": "exact",
         "threads": 2,
         "kv": "native",
         "context_tokens": 256,
+        "speculate": True,
     }
+    moechat("run", "mini", "q")
+    assert moechat.engine.settings["speculate"] is False
 
 
 @pytest.mark.parametrize(
