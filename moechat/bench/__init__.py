@@ -1,1 +1,1 @@
-"""Measurements of this machine: kernels and whole models."""
+"""Measurements that ship with the program: ``moechat bench``, or ``python -m moechat.bench``."""
