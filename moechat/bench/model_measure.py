@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import statistics
 import time
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from moechat import _native
+from moechat.decode.worker import StepLast
 from moechat.engine.engine import Engine
 from moechat.engine.session import Session
 from moechat.events import Finished
@@ -84,6 +86,11 @@ def _fill(engine: Engine, session: Session, tokens: int, random: np.random.Gener
                 cache.session, cache.epoch, layer, positions, rows[: end - begin]
             )
             engine.decode.channel.send_packet(packet, lambda: engine.closed)
+    arrived: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+    wait = StepLast(cache, tokens, None, lambda _, error: arrived.put(error))
+    engine.decode.channel.send(wait)
+    if (error := arrived.get()) is not None:
+        raise error
 
 
 def prefill_seconds(engine: Engine, tokens: int, seed: int = 0) -> float:
