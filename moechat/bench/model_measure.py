@@ -20,7 +20,7 @@ from moechat.sample.params import SamplingParams
 
 # Of a burst: long enough that its ends do not matter, short enough for the rounds to be neighbours.
 _DECODE_SECONDS = 0.4
-_MAX_DECODE_TOKENS = 64
+_MAX_DECODE_TOKENS = 200
 _MIN_DECODE_TOKENS = 3
 _FILL_TOKENS = 2048  # of one packet
 _SAMPLES = 64

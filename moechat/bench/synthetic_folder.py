@@ -40,15 +40,22 @@ class SyntheticModel:
     recipe: Recipe
     reused: bool = False
 
-    def prefix(self, dense_layers: int, moe_layers: int) -> Path:
-        """A folder with the first layers of this model alone, on the same files."""
-        shape = self.shape.cut(dense_layers=dense_layers, moe_layers=moe_layers)
-        folder = self.path / f"first-{dense_layers}-dense-{moe_layers}-moe"
+    def part(self, shape: Shape) -> Path:
+        """A folder with the first layers of this model alone, on the same files.
+
+        ``shape`` is this one's with fewer layers, or another vocabulary: its embedding and head are
+        then written, small.
+        """
+        label = f"{shape.dense_layers}-dense-{shape.moe_layers}-moe-{shape.vocab}-vocab"
+        folder = self.path / label
         if not folder.exists():
             folder.mkdir()
             parts = stored_parts(shape, self.recipe)
-            for name, _ in by_file(parts):
-                (folder / name).symlink_to(Path("..") / name)
+            for name, held in by_file(parts):
+                if held[0].layer is None and shape.vocab != self.shape.vocab:
+                    write_safetensors(folder / name, held, RandomBytes(), lambda _: None)
+                else:
+                    (folder / name).symlink_to(Path("..") / name)
             _write_json_files(folder, shape, self.recipe, parts)
         return folder
 
