@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 
@@ -31,19 +32,27 @@ class Fit:
     whole: Spread
 
 
-def solve(
-    counts: Sequence[Mapping[str, float]], seconds: Sequence[float]
-) -> dict[str, float]:
-    """Seconds of one of each part.
+def solve(counts: Sequence[Mapping[str, float]], seconds: Sequence[float]) -> dict[str, float]:
+    """Seconds of one of each part, none below 0: least squares of the relative errors.
 
-    ``counts[i]`` says how many of each part the model has that took ``seconds[i]``; there must be
-    as many different models as parts.
+    ``counts[i]`` says how many of each part the model has that took ``seconds[i]``. Raises
+    ValueError when the models do not tell their parts apart.
     """
     parts = list(counts[0])
-    matrix = np.array([[count[part] for part in parts] for count in counts], np.float64)
-    solution, _, rank, _ = np.linalg.lstsq(matrix, np.array(seconds, np.float64), rcond=None)
-    if rank < len(parts):
+    # Of relative errors, since a shared machine makes all of them slower by some factor.
+    rows = [[count[part] / took for part in parts] for count, took in zip(counts, seconds)]
+    matrix = np.array(rows, np.float64)
+    if np.linalg.matrix_rank(matrix) < len(parts):
         raise ValueError("these models do not tell their parts apart")
+    solution = np.zeros(len(parts))
+    used = list(range(len(parts)))
+    while used:
+        some = np.linalg.lstsq(matrix[:, used], np.ones(len(rows)), rcond=None)[0]
+        if some.min() >= 0:
+            solution[used] = some
+            break
+        # What noise makes negative is too small to be measured.
+        used.pop(int(some.argmin()))
     return dict(zip(parts, map(float, solution)))
 
 
@@ -52,11 +61,18 @@ def extrapolate(
     rounds: Sequence[Sequence[float]],
     whole: Mapping[str, float],
 ) -> Fit:
-    """Each round is solved by itself, since the machine's speed changes between them.
+    """The fit of each model's median; least and greatest are those of single rounds.
 
     ``rounds[r][i]``: seconds of model i in round r. ``whole``: how many of each part all have.
     """
     solved = [solve(counts, seconds) for seconds in rounds]
-    parts = {part: Spread.of([one[part] for one in solved]) for part in whole}
-    totals = [sum(number * one[part] for part, number in whole.items()) for one in solved]
-    return Fit(parts, Spread.of(totals))
+    middle = solve(counts, [statistics.median(times) for times in zip(*rounds, strict=True)])
+
+    def spread(value: Callable[[dict[str, float]], float]) -> Spread:
+        values = [value(one) for one in (middle, *solved)]
+        return Spread(values[0], min(values), max(values))
+
+    def total(one: dict[str, float]) -> float:
+        return sum(number * one[part] for part, number in whole.items())
+
+    return Fit({part: spread(itemgetter(part)) for part in whole}, spread(total))

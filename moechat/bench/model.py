@@ -81,9 +81,7 @@ def measure_model(source: str, settings: ModelSettings, say: Say) -> dict[str, A
         }
 
 
-def _prefill_rows(
-    engine: Engine, longest: int, repetitions: int, say: Say
-) -> list[dict[str, Any]]:
+def _prefill_rows(engine: Engine, longest: int, repetitions: int, say: Say) -> list[dict[str, Any]]:
     rows = []
     for tokens in growing(FIRST_PROMPT, longest):
         say(f"prefill of {tokens:,} tokens")

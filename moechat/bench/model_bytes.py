@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from moechat.engine.model_files import find_model_files
 from moechat.models.spec import BoundTensor, ModelSpec
@@ -60,7 +61,7 @@ def of_files(path: Path) -> TokenBytes:
         files.close()
 
 
-def counts(spec: ModelSpec) -> dict[str, int]:
+def counts(spec: ModelSpec) -> dict[str, Any]:
     """What token_bytes must know of a model besides its tensors."""
     return {
         "experts": spec.moe.num_experts if spec.moe else 0,

@@ -10,6 +10,9 @@ from moechat.bench.model_bytes import TokenBytes
 
 Table = list[tuple[str, ...]]  # the first row is the head
 
+_RATES = ("TOK/S", "MIN", "MAX")
+_DECODE_HEAD = ("CONTEXT", *_RATES, "MS/TOKEN", "GB/S", "READ GB/S", "OF READ", "FIXED MS")
+
 
 def rounded(value: float) -> float:
     """Four significant digits: more would be noise."""
@@ -100,8 +103,7 @@ def tables(report: dict[str, Any]) -> list[tuple[str, Table]]:
                 )
             )
         found.append(("prefill", table))
-    head = ("CONTEXT", "TOK/S", "MIN", "MAX", "MS/TOKEN", "GB/S", "READ GB/S", "OF READ", "FIXED MS")
-    table = [head]
+    table = [_DECODE_HEAD]
     for row in report["decode"]:
         table.append(
             (

@@ -1,7 +1,7 @@
 """``bench --synthetic NAME``: what a model that is not here would do on this machine.
 
 A model of the real shapes and few layers is built with random weights. Parts of it, opened side by
-side, have one layer of some kind less, or a smaller vocabulary: what a layer costs is the difference,
+side, have fewer layers of some kind, or a smaller vocabulary: what a layer costs is the difference,
 and the whole model the sum of so many of each.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from moechat.bench.extrapolate import Fit, extrapolate
+from moechat.bench.extrapolate import Fit, Spread, extrapolate
 from moechat.bench.model import FIRST_CONTEXT, FIRST_PROMPT, ModelSettings, Say, sampling_rows
 from moechat.bench.model_bytes import TokenBytes, token_bytes
 from moechat.bench.model_machine import machine_facts
@@ -20,7 +20,7 @@ from moechat.bench.model_measure import DecodeProbe, growing, prefill_seconds
 from moechat.bench.model_reading import PlainReading
 from moechat.bench.model_report import bytes_facts, decode_row, prefill_row
 from moechat.bench.synthetic_config import Shape
-from moechat.bench.synthetic_cut import Room, Wishes, plan_cut
+from moechat.bench.synthetic_cut import NO_WISHES, Cut, Room, Wishes, plan_cut
 from moechat.bench.synthetic_folder import (
     Progress,
     SyntheticModel,
@@ -43,7 +43,7 @@ _MAX_PROMPT_SECONDS = 10.0
 class SyntheticSettings(ModelSettings):
     """What to build besides what to measure. ``format`` is one of synthetic_tensors.FORMATS."""
 
-    wishes: Wishes = Wishes()
+    wishes: Wishes = NO_WISHES
     format: str | None = None
     keep: bool = False
 
@@ -59,7 +59,7 @@ def measure_synthetic(
         )
     recipe = Recipe.of(whole, settings.format)
 
-    def plan() -> Any:
+    def plan() -> Cut:
         return plan_cut(whole, recipe, settings.wishes, Room(free_ram_bytes(), free_disk_bytes()))
 
     with (
@@ -102,25 +102,21 @@ def _whole_shape(name: str) -> Shape:
     entries = load_registry().entries
     if name not in entries:
         known = [key for key, entry in entries.items() if "config" in entry]
-        raise ModelNotFound(
-            f"no shapes are called {name[:60]!a}", f"known: {', '.join(known)}"
-        )
+        raise ModelNotFound(f"no shapes are called {name[:60]!a}", f"known: {', '.join(known)}")
     return Shape.of_entry(name, entries[name])
 
 
 def _part_shapes(built: Shape) -> list[Shape]:
-    """The built model last; before it those that tell apart what it is made of."""
-    small = max(built.vocab // _VOCAB_SHARE, _LEAST_VOCAB)
+    """The built model last; before it those that tell apart what it is made of.
+
+    A small head in those that differ in layers: its time would only add noise.
+    """
+    small = built.cut(vocab=max(built.vocab // _VOCAB_SHARE, _LEAST_VOCAB))
     if built.dense_layers:
-        least = built.cut(dense_layers=1, moe_layers=0)
-        return [
-            least.cut(vocab=small),
-            least,
-            built.cut(moe_layers=0),
-            built,
-        ]
-    least = built.cut(moe_layers=built.period)
-    return [least.cut(vocab=small), least, built]
+        layers = [(1, 0), (built.dense_layers, 0), (built.dense_layers, built.moe_layers)]
+    else:
+        layers = [(0, built.period), (0, built.moe_layers)]
+    return [*(small.cut(dense_layers=dense, moe_layers=moe) for dense, moe in layers), built]
 
 
 def counts_of(shape: Shape, vocab: int, dense: bool, head: bool = True) -> dict[str, float]:
@@ -156,10 +152,11 @@ def _measure(
         say(f"decode at {context:,} tokens")
         rounds, reads, tokens = _decode_rounds(engines, context, reading, settings.repetitions)
         built = [seconds[-1] for seconds in rounds]
-        decode.append(decode_row(context, tokens, built, reads, built_bytes))
-        fit = extrapolate(part_counts, rounds, all_counts)
-        decode_whole.append((context, fit, reads))
-    prefill, prefill_whole = _prefill(engines[1:], shapes[1:], whole, longest, settings, say)
+        beside = [read[-1] for read in reads]
+        decode.append(decode_row(context, tokens, built, beside, built_bytes))
+        fit = extrapolate(part_counts, at_one_speed(rounds, reads), all_counts)
+        decode_whole.append((context, fit, [read for row in reads for read in row]))
+    prefill, prefill_whole = _prefill(engines[:-1], shapes[:-1], whole, longest, settings, say)
     return {
         "bytes": bytes_facts(built_bytes),
         "prefill": prefill,
@@ -176,19 +173,35 @@ def _measure(
 
 def _decode_rounds(
     engines: Sequence[Engine], context: int, reading: PlainReading, repetitions: int
-) -> tuple[list[list[float]], list[float], int]:
-    """Seconds a token of every part by round; reading beside the last of each; its tokens."""
+) -> tuple[list[list[float]], list[list[float]], int]:
+    """Seconds a token and the reading beside them, by round and part; the last's tokens."""
     probes = [DecodeProbe(engine, context) for engine in engines]
     rounds, reads = [], []
+    before = reading.burst()
     for _ in range(repetitions):
-        seconds = [probe.seconds_per_token() for probe in probes[:-1]]
-        before = reading.burst()
-        seconds.append(probes[-1].seconds_per_token())
-        reads.append((before + reading.burst()) / 2)
+        seconds, beside = [], []
+        for probe in probes:
+            seconds.append(probe.seconds_per_token())
+            after = reading.burst()
+            beside.append((before + after) / 2)
+            before = after
         rounds.append(seconds)
+        reads.append(beside)
     for probe in probes:
         probe.close()
     return rounds, reads, probes[-1].tokens
+
+
+def at_one_speed(rounds: list[list[float]], reads: list[list[float]]) -> list[list[float]]:
+    """The seconds as they would be had memory been as fast as its median all the time.
+
+    Decode waits for memory, whose speed on shared machines changes by a factor of two meanwhile.
+    """
+    usual = Spread.of([read for beside in reads for read in beside]).median
+    return [
+        [took * read / usual for took, read in zip(seconds, beside)]
+        for seconds, beside in zip(rounds, reads)
+    ]
 
 
 def _prefill(

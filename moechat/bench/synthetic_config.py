@@ -83,11 +83,26 @@ class Shape:
                 **counts,
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise Usage(f"the geometry of {name} in models.toml is incomplete", str(error)) from None
+            raise Usage(
+                f"the geometry of {name} in models.toml is incomplete", str(error)
+            ) from None
 
-    def cut(self, **counts: int) -> Shape:
+    def cut(
+        self,
+        *,
+        dense_layers: int | None = None,
+        moe_layers: int | None = None,
+        experts: int | None = None,
+        vocab: int | None = None,
+    ) -> Shape:
         """The same dimensions with other counts."""
-        return replace(self, **counts)
+        return replace(
+            self,
+            dense_layers=self.dense_layers if dense_layers is None else dense_layers,
+            moe_layers=self.moe_layers if moe_layers is None else moe_layers,
+            experts=self.experts if experts is None else experts,
+            vocab=self.vocab if vocab is None else vocab,
+        )
 
     @property
     def geometry(self) -> dict[str, Any]:
@@ -123,4 +138,5 @@ def config_of(shape: Shape) -> dict[str, Any]:
         config |= {"n_shared_experts": shared // size, "first_k_dense_replace": shape.dense_layers}
     if "q_lora_rank" in config and not config["q_lora_rank"]:
         config["q_lora_rank"] = None
-    return config | shape.entry["config"]
+    stated: dict[str, Any] = shape.entry["config"]
+    return config | stated

@@ -23,6 +23,9 @@ class Wishes:
     vocab: int | None = None
 
 
+NO_WISHES = Wishes()
+
+
 @dataclass(frozen=True, slots=True)
 class Room:
     """Bytes of memory that are free, and of the disk that the cache folder is on."""

@@ -1,7 +1,7 @@
 """Synthetic checkpoints on disk: built in the cache folder, removed at the end unless kept.
 
-Whoever builds or uses one holds a lock on it, which the system releases when a process dies, however
-it dies: a folder that nobody has locked and that was not to be kept is left over and removed.
+Whoever builds or uses one holds a lock on it, which the system releases when a process dies,
+however it dies: a folder that nobody has locked and that was not to be kept is left over.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def synthetic_model(
                 stack.enter_context(_hold(path))
             else:
                 cut = plan()
-                shape, notes = cut.shape, cut.notes
+                shape, notes = cut.shape, list(cut.notes)
                 path = Path(tempfile.mkdtemp(prefix=_label(shape, recipe) + "-", dir=root))
                 if not keep:
                     stack.callback(_remove, path)

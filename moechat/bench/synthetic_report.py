@@ -78,9 +78,7 @@ def synthetic_tables(report: dict[str, Any]) -> list[tuple[str, Table]]:
     whole = report["whole"]
     measured: Table = [("CONTEXT", *(part.replace("_", " ").upper() for part in _PARTS))]
     for row in whole["decode"]:
-        cells = [
-            _ms(row["measured"].get(f"{part}_seconds_per_token_median")) for part in _PARTS
-        ]
+        cells = [_ms(row["measured"].get(f"{part}_seconds_per_token_median")) for part in _PARTS]
         measured.append((f"{row['context_tokens']:,}", *cells))
     decode: Table = [("CONTEXT", "TOK/S", "MIN", "MAX", "MS/TOKEN", "GB/S", "OF READ")]
     for row in whole["decode"]:

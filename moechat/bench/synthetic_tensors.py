@@ -209,7 +209,7 @@ class Sizes:
 
 
 def _least_experts(shape: Shape, groups: int) -> int:
-    """The fewest experts that the routing can work on: whole groups, two in each, k in those kept."""
+    """The fewest experts that can be routed to: whole groups, two in each, k in those kept."""
     chosen, kept = shape.geometry["num_experts_per_token"], shape.geometry["num_groups_kept"]
     in_group = max(-(-chosen // max(kept, 1)), 2 if groups > 1 else 1)
     return int(in_group * groups)

@@ -113,10 +113,12 @@ def _table(kind: str) -> NDArray[Any]:
         return f32_to_e4m3(_quantiles(1 << 16) * np.float32(_FP8_RMS))
     if kind == "int4":
         # -8 is left out: with it the codes would not be centred.
-        return (np.clip(np.rint(_quantiles(256) * _INT4_RMS), -7, 7) + 8).astype(np.uint8)
-    values = _quantiles(256) * np.float32(_MXFP4_RMS)
+        nibbles: NDArray[Any] = np.clip(np.rint(_quantiles(256) * _INT4_RMS), -7, 7) + 8
+        return nibbles.astype(np.uint8)
+    values: NDArray[Any] = _quantiles(256) * np.float32(_MXFP4_RMS)
     nearest = np.abs(np.abs(values)[:, None] - _E2M1).argmin(axis=1)
-    return (nearest + 8 * (values < 0)).astype(np.uint8)
+    codes: NDArray[np.uint8] = (nearest + 8 * (values < 0)).astype(np.uint8)
+    return codes
 
 
 @cache
@@ -137,7 +139,8 @@ def _block(kind: str, exponent: int) -> memoryview:
     """Random codes, with 2^-exponent in BF16's."""
     if exponent:
         values = np.frombuffer(_block(kind, 0), np.uint16)
-        return memoryview((values - np.uint16(exponent << 7)).view(np.uint8))
+        lowered: NDArray[np.uint8] = (values - np.uint16(exponent << 7)).view(np.uint8)
+        return lowered.data
     generator = np.random.Generator(np.random.SFC64(20))
     table = _table(kind)
     if kind == "bf16":
@@ -147,4 +150,4 @@ def _block(kind: str, exponent: int) -> memoryview:
     else:
         nibbles = table[np.frombuffer(generator.bytes(2 * _BLOCK_BYTES), np.uint8)]
         codes = nibbles[::2] | nibbles[1::2] << 4
-    return memoryview(np.ascontiguousarray(codes).view(np.uint8))
+    return np.ascontiguousarray(codes).view(np.uint8).data
