@@ -85,19 +85,19 @@ def picture(charts: Sequence[str], description: str) -> str:
 def write_plot(report: dict[str, Any], path: Path) -> None:
     """Decode and prefill rates over context. OSError when the file cannot be written."""
     whole = report.get("whole", {})
-    charts = []
+    charts: list[str] = []
     for title, key, x_key, x_label in (
         ("decode, tok/s", "decode", "context_tokens", "tokens in context"),
         ("prefill, tok/s", "prefill", "prompt_tokens", "tokens of the prompt"),
     ):
-        series = [_series("measured" if not whole else "measured cut", report[key], x_key)]
+        rows = report[key]
         if whole:
+            # The cut that was measured is many times faster: on one axis the rest would be flat.
             rows = [{x_key: row[x_key], **row["extrapolated"]} for row in whole[key]]
-            # A cut of few layers is many times faster: on the same axis the rest would be flat.
-            series = [_series("extrapolated", rows, x_key)]
             title = f"extrapolated {title}"
-        if series[0].points:
-            charts.append(chart(title, x_label, series, left=_WIDTH * len(charts)))
+        if rows:
+            line = _series(key, rows, x_key)
+            charts.append(chart(title, x_label, [line], left=_WIDTH * len(charts)))
     name = f"{report['model']} on {report['machine']['cpu'] or 'unknown processor'}"
     path.write_text(picture(charts, name), "utf-8")
 
