@@ -89,10 +89,8 @@ def test_formats_that_no_checkpoint_has_are_refused(name, format_):
 def test_stored_bytes_are_what_the_plan_says():
     with build("deepseek-v3") as (model, notes):
         parts = stored_parts(model.shape, model.recipe)
-        files = [path for path in model.path.glob("*.safetensors")]
-        headers = sum(
-            8 + int.from_bytes(path.read_bytes()[:8], "little") for path in files
-        )
+        files = list(model.path.glob("*.safetensors"))
+        headers = sum(8 + int.from_bytes(path.read_bytes()[:8], "little") for path in files)
         assert sum(path.stat().st_size for path in files) == total_bytes(parts) + headers
         assert notes == ("a note",)
         # 4 of 32 experts in 2 layers, 3 matrices of 64 x 128: FP8, one block of each, one scale.
