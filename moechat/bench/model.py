@@ -15,8 +15,10 @@ from moechat.bench.model_measure import (
     prefill_seconds,
     sampling_seconds,
 )
+from moechat.bench.model_pages import populate
 from moechat.bench.model_reading import PlainReading
 from moechat.bench.model_report import bytes_facts, decode_row, prefill_row, sampling_row
+from moechat.bench.synthetic_folder import free_ram_bytes
 from moechat.engine.engine import Engine
 from moechat.errors import Usage
 
@@ -52,7 +54,10 @@ def measure_model(source: str, settings: ModelSettings, say: Say) -> dict[str, A
     with Engine.open(source, threads=settings.threads) as engine:
         path = engine.model.files.path
         num_bytes = of_files(path)
-        reading = PlainReading(engine.model.files.weight_files, engine.threads)
+        files = engine.model.files.weight_files
+        reading = PlainReading(files, engine.threads)
+        say("reading the weights")
+        mapped = populate(files, free_ram_bytes())
         try:
             longest = min(settings.max_context, engine.context_tokens)
             prefill = _prefill_rows(engine, longest, settings.repetitions, say)
@@ -73,6 +78,7 @@ def measure_model(source: str, settings: ModelSettings, say: Say) -> dict[str, A
             "threads": engine.threads,
             "instruction_set": engine.instruction_set,
             "compute": engine.compute,
+            "pages_mapped_before": mapped,
             "bytes": bytes_facts(num_bytes),
             "prefill": prefill,
             "decode": decode,

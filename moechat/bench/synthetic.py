@@ -17,6 +17,7 @@ from moechat.bench.model import FIRST_CONTEXT, FIRST_PROMPT, ModelSettings, Say,
 from moechat.bench.model_bytes import TokenBytes, token_bytes
 from moechat.bench.model_machine import machine_facts
 from moechat.bench.model_measure import DecodeProbe, growing, prefill_seconds
+from moechat.bench.model_pages import populate
 from moechat.bench.model_reading import PlainReading
 from moechat.bench.model_report import bytes_facts, decode_row, prefill_row
 from moechat.bench.synthetic_config import Shape
@@ -76,6 +77,8 @@ def measure_synthetic(
         ]
         reading = PlainReading(sorted(model.path.glob("layer-*.safetensors")), engines[0].threads)
         stack.callback(reading.close)
+        say("reading the weights")
+        mapped = populate(model.path.rglob("*.safetensors"), free_ram_bytes())
         facts = {
             "bench": "model",
             "model": name,
@@ -84,6 +87,7 @@ def measure_synthetic(
             "threads": engines[0].threads,
             "instruction_set": engines[0].instruction_set,
             "compute": engines[0].compute,
+            "pages_mapped_before": mapped,
             "built": {
                 "dense_layers": model.shape.dense_layers,
                 "moe_layers": model.shape.moe_layers,
