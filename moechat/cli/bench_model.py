@@ -120,6 +120,50 @@ def bench_model(
     return 0
 
 
+def bench(
+    context: typer.Context,
+    synthetic: Synthetic = None,
+    layers: Layers = None,
+    experts: Experts = None,
+    vocab: Vocab = None,
+    format_: Format = None,
+    keep: Keep = False,
+    threads: Threads = None,
+    repetitions: Repetitions = 5,
+    max_context: MaxContext = 4096,
+    plot: Plot = None,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> int:
+    """Measure this machine.
+
+    The options are those of --synthetic, which tells what a model that is not here would do.
+
+    \b
+      moechat bench model mini
+      moechat bench --synthetic deepseek-v3
+    """
+    if context.invoked_subcommand is not None:
+        if synthetic is not None:
+            raise typer.BadParameter("--synthetic goes without a sub-command, or after `model`")
+        return 0
+    return bench_model(
+        None,
+        synthetic,
+        layers,
+        experts,
+        vocab,
+        format_,
+        keep,
+        threads,
+        repetitions,
+        max_context,
+        plot,
+        as_json,
+    )
+
+
 def add(app: typer.Typer) -> None:
-    """Register the subcommand ``model``; ``bench --synthetic`` is ``bench model --synthetic``."""
+    """Register the subcommand ``model`` and, in place of any callback, ``bench --synthetic``."""
     app.command("model")(bench_model)
+    app.callback(invoke_without_command=True)(bench)

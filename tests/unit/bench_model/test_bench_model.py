@@ -178,15 +178,42 @@ def test_nothing_of_a_command_line_is_imported():
     assert output.stdout.strip() == "[]"
 
 
-def test_the_subcommand():
+@pytest.fixture
+def command_line():
+    """What the group `bench` does with a line: exit code and stdout."""
     app = typer.Typer()
-    bench_model.add(app)
     app.callback()(lambda: None)
-    line = ["model", "mini", "--threads", "2", "--repetitions", "1", "--max-context", "16"]
-    result = CliRunner().invoke(app, [*line, "--json"])
-    assert json.loads(result.stdout)["model"] == "mini"
+    app.command("other")(lambda: None)
+    bench_model.add(app)
+
+    def call(*line):
+        result = CliRunner().invoke(app, line)
+        return result.exit_code, result.stdout, result.exception
+
+    return call
+
+
+QUICK = ("--threads", "2", "--repetitions", "1", "--max-context", "16", "--json")
+
+
+def test_the_subcommand(command_line):
+    _, out, _ = command_line("model", "mini", *QUICK)
+    assert json.loads(out)["model"] == "mini"
     for wrong in (["--layers", "x"], ["--repetitions", "0"], ["--max-context", "-1"]):
-        assert CliRunner().invoke(app, ["model", "mini", *wrong]).exit_code == 2
+        assert command_line("model", "mini", *wrong)[0] == 2
+    assert command_line("other")[0] == 0
+
+
+@pytest.mark.parametrize("words", [[], ["model"]])
+def test_synthetic_with_and_without_the_subcommand(tiny_registry, command_line, words):
+    line = (*words, "--synthetic", "olmoe-1b-7b", "--layers", "2", "--experts", "8", *QUICK)
+    report = json.loads(command_line(*line)[1])
+    assert report["synthetic"] and report["built"]["experts"] == 8
+
+
+def test_the_group_alone_asks_for_a_model_and_a_subcommand_takes_its_own_flags(command_line):
+    assert isinstance(command_line()[2], Usage)
+    assert command_line("--synthetic", "deepseek-v3", "other")[0] == 2
 
 
 @pytest.mark.parametrize("when", ["writing", "measuring"])
