@@ -10,6 +10,7 @@ from moechat.bench.model_bytes import TokenBytes
 
 Table = list[tuple[str, ...]]  # the first row is the head
 
+_UNSTEADY = 1.5  # memory this many times faster at one time than at another
 _RATES = ("TOK/S", "MIN", "MAX")
 _DECODE_HEAD = ("CONTEXT", *_RATES, "MS/TOKEN", "GB/S", "READ GB/S", "OF READ", "FIXED MS")
 
@@ -56,7 +57,7 @@ def decode_row(
     num_bytes: TokenBytes,
 ) -> dict[str, Any]:
     """One context. ``seconds`` a token and ``reads`` (bytes a second beside it), by repetition."""
-    spread = Spread.of(seconds)
+    spread, read = Spread.of(seconds), Spread.of(reads)
     fraction = Spread.of([num_bytes.total / s / read for s, read in zip(seconds, reads)])
     fixed = Spread.of([s - num_bytes.total / read for s, read in zip(seconds, reads)])
     return {
@@ -66,7 +67,9 @@ def decode_row(
         **seconds_keys("seconds_per_token", spread),
         **rate_keys(1, spread),
         "weight_gb_per_s": rounded(num_bytes.total / spread.median / 1e9),
-        "read_gb_per_s": rounded(Spread.of(reads).median / 1e9),
+        "read_gb_per_s": rounded(read.median / 1e9),
+        "read_gb_per_s_min": rounded(read.least / 1e9),
+        "read_gb_per_s_max": rounded(read.greatest / 1e9),
         "fraction_of_read": rounded(fraction.median),
         "fraction_of_read_min": rounded(fraction.least),
         "fraction_of_read_max": rounded(fraction.greatest),
@@ -137,6 +140,13 @@ def lines(report: dict[str, Any]) -> list[str]:
             f"({_ms(row['fixed_seconds_per_token_min'])} to "
             f"{_ms(row['fixed_seconds_per_token_max'])}), all but weight bytes at reading speed, "
             f"context {row['context_tokens']:,}"
+        )
+    slow = min(row["read_gb_per_s_min"] for row in report["decode"])
+    fast = max(row["read_gb_per_s_max"] for row in report["decode"])
+    if fast > _UNSTEADY * slow:
+        text.append(
+            f"plain reading went from {slow:.3g} to {fast:.3g} GB/s meanwhile: something else uses "
+            "this machine, and the figures are rough; ratios to reading suffer least"
         )
     for row in report["sampling"]:
         text.append(

@@ -17,6 +17,7 @@ from tiny_shapes import tiny_entry
 from typer.testing import CliRunner
 
 from moechat.bench.model_plot import Series, chart, picture
+from moechat.bench.model_report import lines
 from moechat.bench.model_run import add_arguments, measure, print_report, run
 from moechat.bench.synthetic_folder import synthetic_root
 from moechat.cli import bench_model
@@ -105,6 +106,16 @@ def test_text_of_mini_names_the_fixed_cost_and_sampling(capsys):
     text = capsys.readouterr().out
     assert "fixed cost a token: " in text and "sampling a token of 129,280: " in text
     assert "CONTEXT" in text and "PROMPT" in text
+
+
+def test_unsteady_memory_is_told():
+    report = measure("mini", None, **SMALL)
+    row = report["decode"][0]
+    for low, told in ((10.0, True), (20.0, False)):
+        row |= {"read_gb_per_s_min": low, "read_gb_per_s_max": 21.0}
+        report["decode"] = [row]
+        text = "\n".join(lines(report))
+        assert ("plain reading went from 10 to 21 GB/s" in text) == told
 
 
 def test_a_model_of_any_context_is_measured_within_it():
