@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import statistics
 import time
 from collections.abc import Iterator
 
@@ -135,8 +134,3 @@ def growing(first: int, longest: int) -> Iterator[int]:
     while length <= longest:
         yield length
         length *= 4
-
-
-def median_of(values: list[float]) -> float:
-    """The median, as it is used everywhere here."""
-    return statistics.median(values)
