@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import sys
 from dataclasses import dataclass
 from importlib import import_module
@@ -74,7 +75,7 @@ class Registry:
                 f"the weights of {name} are not on this machine",
                 _describe_source(entry),
                 f"With the files in a folder: `moechat run /path/to/folder`, or put folder = "
-                f'"/path/to/folder" under [{name}] in {config_folder() / _FILE_NAME}',
+                f'"/path/to/folder" under [{_toml_key(name)}] in {config_folder() / _FILE_NAME}',
             )
         if not os.path.isdir(folder) and not os.path.isfile(folder):
             raise ModelNotFound(f"the weights of {name} are gone", f"there is no folder {folder}")
@@ -139,6 +140,11 @@ def _overlay(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
         both = isinstance(old, dict) and isinstance(value, dict)
         merged[key] = _overlay(old, value) if both else value
     return merged
+
+
+def _toml_key(name: str) -> str:
+    """A table's name as TOML wants it: names with dots are quoted."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else f'"{name}"'
 
 
 def _describe_source(entry: dict[str, Any]) -> str:

@@ -113,7 +113,7 @@ def test_a_name_close_to_a_known_one_is_suggested():
     message = not_found("Minni")
     assert "'Minni'" in message and "did you mean mini?" in message
     assert "deepseek-v3" in message and 'moechat run mini "…"' in message
-    assert "did you mean deepseek-v3?" in not_found("deepseek_v3")
+    assert "did you mean deepseek-v3 or " in not_found("deepseek_v3")
 
 
 @pytest.mark.parametrize(
@@ -206,3 +206,8 @@ def test_an_installed_package_reads_the_models_toml_beside_it(tmp_path):
         timeout=20,
     )
     assert run.stdout == "installed\n", run.stderr
+
+
+def test_a_name_with_dots_is_quoted_where_it_is_a_table():
+    assert 'under ["glm-4.6"] in ' in not_found("glm-4.6")
+    assert "under [kimi-k2] in " in not_found("kimi-k2")
