@@ -1,0 +1,386 @@
+"""GGUF files of random weights with the shapes of real Mixture-of-Experts models, cut in depth.
+
+    pip install gguf==0.19.0
+    python docs/benchmarks/synthetic_gguf.py FOLDER [--cut a|b] [--type q8_0|q4_k_m] [--experts N]
+
+Cut a is Qwen3-30B-A3B's first 6 layers, cut b DeepSeek-V3 with 2 layers and 64 of its 256 experts;
+both with a byte-level vocabulary of 32,768. Writes FOLDER/CUT-TYPE.gguf, all four unless told which:
+4.1 and 2.3 GB for a, 7.0 and 4.0 GB for b. The bytes are blocks at once, no float weights are made
+and none are quantised: so every program reads the same numbers. Those are as large as trained ones
+are: a matrix keeps the variance of its input.
+
+Shapes and metadata are those of the models' own config.json and of llama.cpp's converter; block
+layouts are ggml's (docs/gguf.md and ggml-common.h of github.com/ggml-org/ggml).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+VOCABULARY = 32_768
+MERGES = ("t h", "h e", "i n", "e r", "a n", "r e", "o n", "Ġ t", "Ġ a", "th e")
+NORMAL, CONTROL, UNUSED = 1, 3, 5
+CHUNK_BYTES = 64 << 20
+MORE_BITS = ("attn_v.", "ffn_down_exps.", "ffn_down_shexp.")
+ALIGNMENT_BYTES = 32
+FILE_TYPES = {"q8_0": 7, "q4_k_m": 15}  # llama.cpp's numbers of what most tensors are
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """``shape`` is GGUF's: the fastest dimension first. ``kind``: weight, norm, router or bias."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str = "weight"
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A model's shapes. ``control`` tokens: begin, end, padding, then those of its template."""
+
+    architecture: str
+    pre_tokenizer: str
+    layers: int
+    hidden: int
+    metadata: dict[str, Any]
+    layer_tensors: list[Tensor]
+    control: tuple[str, ...]
+    add_bos: bool
+    template: str
+
+
+def _experts(hidden: int, width: int, experts: int) -> list[Tensor]:
+    return [
+        Tensor("ffn_norm.weight", (hidden,), "norm"),
+        Tensor("ffn_gate_inp.weight", (hidden, experts), "router"),
+        Tensor("ffn_gate_exps.weight", (hidden, width, experts)),
+        Tensor("ffn_up_exps.weight", (hidden, width, experts)),
+        Tensor("ffn_down_exps.weight", (width, hidden, experts)),
+    ]
+
+
+def qwen_like(experts: int) -> Cut:
+    """Cut a: grouped-query attention with normed heads, softmax routing, no shared expert."""
+    hidden, heads, kv_heads, head_dim, width = 2048, 32, 4, 128, 768
+
+    layer = [
+        Tensor("attn_norm.weight", (hidden,), "norm"),
+        Tensor("attn_q.weight", (hidden, heads * head_dim)),
+        Tensor("attn_k.weight", (hidden, kv_heads * head_dim)),
+        Tensor("attn_v.weight", (hidden, kv_heads * head_dim)),
+        Tensor("attn_q_norm.weight", (head_dim,), "norm"),
+        Tensor("attn_k_norm.weight", (head_dim,), "norm"),
+        Tensor("attn_output.weight", (heads * head_dim, hidden)),
+        *_experts(hidden, width, experts),
+    ]
+    return Cut(
+        architecture="qwen3moe",
+        pre_tokenizer="qwen2",
+        layers=6,
+        hidden=hidden,
+        metadata={
+            "context_length": 32_768,
+            "feed_forward_length": 6144,
+            "attention.head_count": heads,
+            "attention.head_count_kv": kv_heads,
+            "attention.key_length": head_dim,
+            "attention.value_length": head_dim,
+            "rope.freq_base": 1e6,
+            "expert_count": experts,
+            "expert_feed_forward_length": width,
+        },
+        layer_tensors=layer,
+        control=("<|endoftext|>", "<|im_end|>", "<|fim_pad|>", "<|im_start|>"),
+        add_bos=False,
+        template=(
+            "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+            "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+        ),
+    )
+
+
+def deepseek_like(experts: int) -> Cut:
+    """Cut b: latent attention, sigmoid routing in groups with a correction, one shared expert."""
+    hidden, heads, q_rank, kv_rank, rope, nope, value, width = (
+        7168,
+        128,
+        1536,
+        512,
+        64,
+        128,
+        128,
+        2048,
+    )
+
+    layer = [
+        Tensor("attn_norm.weight", (hidden,), "norm"),
+        Tensor("attn_q_a_norm.weight", (q_rank,), "norm"),
+        Tensor("attn_kv_a_norm.weight", (kv_rank,), "norm"),
+        Tensor("attn_q_a.weight", (hidden, q_rank)),
+        Tensor("attn_q_b.weight", (q_rank, heads * (nope + rope))),
+        Tensor("attn_kv_a_mqa.weight", (hidden, kv_rank + rope)),
+        Tensor("attn_k_b.weight", (nope, kv_rank, heads)),
+        Tensor("attn_v_b.weight", (kv_rank, value, heads)),
+        Tensor("attn_output.weight", (heads * value, hidden)),
+        *_experts(hidden, width, experts),
+        Tensor("exp_probs_b.bias", (experts,), "bias"),
+        Tensor("ffn_gate_shexp.weight", (hidden, width)),
+        Tensor("ffn_up_shexp.weight", (hidden, width)),
+        Tensor("ffn_down_shexp.weight", (width, hidden)),
+    ]
+    return Cut(
+        architecture="deepseek2",
+        pre_tokenizer="deepseek-v3",
+        layers=2,
+        hidden=hidden,
+        metadata={
+            "context_length": 163_840,
+            "feed_forward_length": 18_432,
+            "attention.head_count": heads,
+            "attention.head_count_kv": 1,
+            "attention.key_length": kv_rank + rope,
+            "attention.value_length": kv_rank,
+            "attention.key_length_mla": nope + rope,
+            "attention.value_length_mla": value,
+            "attention.q_lora_rank": q_rank,
+            "attention.kv_lora_rank": kv_rank,
+            "rope.dimension_count": rope,
+            "rope.freq_base": 1e4,
+            "leading_dense_block_count": 0,
+            "vocab_size": VOCABULARY,
+            "expert_count": experts,
+            "expert_shared_count": 1,
+            "expert_feed_forward_length": width,
+            "expert_weights_scale": 2.5,
+            "expert_weights_norm": True,
+            "expert_gating_func": 2,  # sigmoid
+            "expert_group_count": 8,
+            "expert_group_used_count": 4,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 40.0,
+            "rope.scaling.original_context_length": 4096,
+            "rope.scaling.yarn_log_multiplier": 0.1,
+        },
+        layer_tensors=layer,
+        control=(
+            "<｜begin▁of▁sentence｜>",
+            "<｜end▁of▁sentence｜>",
+            "<｜▁pad▁｜>",
+            "<｜User｜>",
+            "<｜Assistant｜>",
+        ),
+        add_bos=True,
+        template=(
+            "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}<｜User｜>{{ m.content }}"
+            "{% elif m.role == 'assistant' %}<｜Assistant｜>{{ m.content }}<｜end▁of▁sentence｜>"
+            "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+            "{% if add_generation_prompt %}<｜Assistant｜>{% endif %}"
+        ),
+    )
+
+
+CUTS: dict[str, tuple[Callable[[int], Cut], int]] = {
+    "a": (qwen_like, 128),
+    "b": (deepseek_like, 64),
+}
+
+
+def tensors_of(cut: Cut) -> Iterator[Tensor]:
+    """All tensors, in the file's order."""
+    yield Tensor("token_embd.weight", (cut.hidden, VOCABULARY))
+    yield Tensor("output_norm.weight", (cut.hidden,), "norm")
+    yield Tensor("output.weight", (cut.hidden, VOCABULARY))
+    for layer in range(cut.layers):
+        for tensor in cut.layer_tensors:
+            yield Tensor(f"blk.{layer}.{tensor.name}", tensor.shape, tensor.kind)
+
+
+def block_type(tensor: Tensor, cut: Cut, file_type: str) -> str:
+    """GGUF's type of a tensor; for q4_k_m what ``llama-quantize --dry-run`` of llama.cpp chooses.
+
+    (llama-cpp-python 0.3.36's tree.) The head has 6 bits, and so have the values' projection and
+    the down projections in some layers: the first and last eighth, and every third between. Rows
+    that K-quants' blocks of 256 do not fit have Q5_0.
+    """
+    if tensor.kind != "weight":
+        return "F32"
+    if file_type == "q8_0":
+        return "Q8_0"
+    if tensor.name == "output.weight":
+        return "Q6_K"
+    if tensor.shape[0] % 256:
+        return "Q5_0"
+    if tensor.name.startswith("blk.") and any(part in tensor.name for part in MORE_BITS):
+        layer, eighth = int(tensor.name.split(".")[1]), cut.layers // 8
+        if not eighth <= layer < 7 * cut.layers // 8 or (layer - eighth) % 3 == 2:
+            return "Q6_K"
+    return "Q4_K"
+
+
+def byte_tokens() -> list[str]:
+    """GPT-2's printable names of the 256 bytes: bytes without a glyph are moved up from 256."""
+    shown = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    hidden = (byte for byte in range(256) if byte not in shown)
+    names = {byte: 256 + index for index, byte in enumerate(hidden)}
+    return [chr(names.get(byte, byte)) for byte in range(256)]
+
+
+def vocabulary(cut: Cut) -> tuple[list[str], list[int]]:
+    """Tokens and their types: bytes, ten merges, control tokens, and unused ones for the rest."""
+    tokens = byte_tokens() + [merge.replace(" ", "") for merge in MERGES]
+    types = [NORMAL] * len(tokens) + [CONTROL] * len(cut.control)
+    tokens += cut.control
+    tokens += [f"<unused{index}>" for index in range(len(tokens), VOCABULARY)]
+    return tokens, types + [UNUSED] * (VOCABULARY - len(types))
+
+
+def float16_bytes(value: float) -> Bytes:
+    """The two bytes of a float16."""
+    return np.frombuffer(np.float16(value).tobytes(), np.uint8)
+
+
+def random_blocks(
+    type_: str, count: int, deviation: float, generator: np.random.Generator
+) -> Bytes:
+    """Random uint8 [count, bytes of a block] whose values have this standard deviation and mean 0.
+
+    Codes are uniform, so their own deviation follows from their number: sqrt((n^2 - 1) / 12).
+    """
+    size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_]][1]
+    blocks = generator.integers(0, 256, (count, size), np.uint8)
+    if type_ == "Q8_0":  # scale, 32 signed bytes
+        blocks[blocks == 0x80] = 0x81  # -128, which no quantiser writes
+        blocks[:, :2] = float16_bytes(deviation / 73.3)
+    elif type_ == "Q5_0":  # scale, fifth bits, nibbles: scale * (code - 16)
+        blocks[:, :2] = float16_bytes(deviation / 9.23)
+    elif type_ == "Q4_K":  # two scales, 8 pairs of 6-bit numbers in 12 bytes, nibbles
+        # scale * a * code - low * b with b = a and low = 7.5 * scale: centred like trained weights.
+        blocks[:, 8:12] = blocks[:, 4:8]
+        blocks[:, 12:16] = (blocks[:, 12:16] & 15) * 17
+        scale = deviation / (36.5 * 4.61)  # rms of a, deviation of the code
+        blocks[:, :2], blocks[:, 2:4] = float16_bytes(scale), float16_bytes(7.5 * scale)
+    elif (
+        type_ == "Q6_K"
+    ):  # nibbles, pairs of bits, 16 signed scales, scale of those: a * (code - 32)
+        blocks[:, 208:] = float16_bytes(deviation / (73.9 * 18.5))
+    else:
+        raise ValueError(f"no random blocks of {type_}")
+    return blocks
+
+
+def contents(tensor: Tensor, type_: str, generator: np.random.Generator) -> Iterator[bytes]:
+    """A tensor's bytes, some at a time."""
+    elements = math.prod(tensor.shape)
+    deviation = 1 / math.sqrt(tensor.shape[0])
+    if tensor.kind == "router":
+        values = generator.standard_normal(elements, np.float32) * np.float32(deviation)
+        yield values.tobytes()
+    elif tensor.kind != "weight":
+        yield np.full(elements, float(tensor.kind == "norm"), np.float32).tobytes()
+    else:
+        block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_]]
+        for begin in range(0, elements // block, CHUNK_BYTES // size):
+            count = min(CHUNK_BYTES // size, elements // block - begin)
+            yield random_blocks(type_, count, deviation, generator).tobytes()
+
+
+def write_header(path: Path, name: str, cut: Cut, file_type: str) -> None:
+    """Everything before the tensors' bytes."""
+    writer = gguf.GGUFWriter(path, cut.architecture)
+    common = {
+        "block_count": cut.layers,
+        "embedding_length": cut.hidden,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "expert_used_count": 8,
+    }
+    for key, value in {**common, **cut.metadata}.items():
+        key = f"{cut.architecture}.{key}"
+        if isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, int):
+            writer.add_uint32(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+        else:
+            writer.add_string(key, value)
+    tokens, types = vocabulary(cut)
+    writer.add_name(name)
+    writer.add_file_type(FILE_TYPES[file_type])
+    writer.add_quantization_version(2)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(cut.pre_tokenizer)
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges(list(MERGES))
+    writer.add_bos_token_id(tokens.index(cut.control[0]))
+    writer.add_eos_token_id(tokens.index(cut.control[1]))
+    writer.add_pad_token_id(tokens.index(cut.control[2]))
+    writer.add_add_bos_token(cut.add_bos)
+    writer.add_chat_template(cut.template)
+    for tensor in tensors_of(cut):
+        number = gguf.GGMLQuantizationType[block_type(tensor, cut, file_type)]
+        block, size = gguf.GGML_QUANT_SIZES[number]
+        rows = tuple(reversed(tensor.shape))
+        writer.add_tensor_info(
+            tensor.name,
+            rows if number == 0 else (*rows[:-1], rows[-1] // block * size),
+            np.dtype(np.float32 if number == 0 else np.uint8),
+            math.prod(rows) // block * size,
+            raw_dtype=number,
+        )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+
+
+def write(path: Path, name: str, cut: Cut, file_type: str, seed: int) -> None:
+    """A whole file; nothing is left at ``path`` unless it is complete."""
+    partial = path.with_suffix(".part")
+    generator = np.random.Generator(np.random.SFC64(seed))
+    try:
+        write_header(partial, name, cut, file_type)
+        with partial.open("ab") as file:
+            for tensor in tensors_of(cut):
+                file.write(bytes(-file.tell() % ALIGNMENT_BYTES))
+                for piece in contents(tensor, block_type(tensor, cut, file_type), generator):
+                    file.write(piece)
+            file.write(bytes(-file.tell() % ALIGNMENT_BYTES))
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def main() -> None:
+    """Write the files asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--cut", choices=CUTS, action="append")
+    parser.add_argument("--type", choices=FILE_TYPES, action="append")
+    parser.add_argument("--experts", type=int, help="instead of 128 (a) and 64 (b)")
+    parser.add_argument("--seed", type=int, default=4)
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    for letter in arguments.cut or CUTS:
+        make, experts = CUTS[letter]
+        for file_type in arguments.type or FILE_TYPES:
+            cut = make(arguments.experts or experts)
+            path = arguments.folder / f"{letter}-{file_type}.gguf"
+            write(path, f"synthetic {cut.architecture} {letter}", cut, file_type, arguments.seed)
+            parameters = sum(math.prod(tensor.shape) for tensor in tensors_of(cut))
+            print(f"{path}: {parameters:,} parameters, {path.stat().st_size:,} bytes", flush=True)
+
+
+if __name__ == "__main__":
+    main()
