@@ -4,10 +4,10 @@
     python docs/benchmarks/synthetic_gguf.py FOLDER [--cut a|b] [--type q8_0|q4_k_m] [--experts N]
 
 Cut a is Qwen3-30B-A3B's first 6 layers, cut b DeepSeek-V3 with 2 layers and 64 of its 256 experts;
-both with a byte-level vocabulary of 32,768. Writes FOLDER/CUT-TYPE.gguf, all four unless told which:
-4.1 and 2.3 GB for a, 7.0 and 4.0 GB for b. The bytes are blocks at once, no float weights are made
-and none are quantised: so every program reads the same numbers. Those are as large as trained ones
-are: a matrix keeps the variance of its input.
+both with a byte-level vocabulary of 32,768. Writes FOLDER/CUT-TYPE.gguf, all four unless told
+which: 4.1 and 2.3 GB for a, 7.0 and 4.0 GB for b. Blocks are drawn as they are stored, with no float
+weights before them, so that every program reads the same numbers; a matrix keeps the variance of
+its input, as trained ones do.
 
 Shapes and metadata are those of the models' own config.json and of llama.cpp's converter; block
 layouts are ggml's (docs/gguf.md and ggml-common.h of github.com/ggml-org/ggml).
@@ -182,7 +182,8 @@ def deepseek_like(experts: int) -> Cut:
         ),
         add_bos=True,
         template=(
-            "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}<｜User｜>{{ m.content }}"
+            "{{ bos_token }}{% for m in messages %}"
+            "{% if m.role == 'user' %}<｜User｜>{{ m.content }}"
             "{% elif m.role == 'assistant' %}<｜Assistant｜>{{ m.content }}<｜end▁of▁sentence｜>"
             "{% else %}{{ m.content }}{% endif %}{% endfor %}"
             "{% if add_generation_prompt %}<｜Assistant｜>{% endif %}"
