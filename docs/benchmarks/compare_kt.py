@@ -6,7 +6,7 @@
 
 One call is what one layer does for a token: 8 of 64 experts (32 for bf16), gate and up, SwiGLU,
 down, weighted sum. Both programs get the same file of random weights (expert_files.py) and the same
-inputs, and draw their routing alike; moechat reads the file's mapping, kt-kernel has copied and tiled it.
+inputs, and draw their routing alike; moechat reads the file's mapping, kt-kernel its tiled copy.
 Batch 1 walks permutations of all experts, so that one returns only after the others; batch 8 draws
 8 of all for each of its tokens. A burst is one such walk, or some calls, well under a second; its
 figure is bytes of the distinct experts over the median call. First of all, the results of both

@@ -70,7 +70,7 @@ def _random_scales(
 ) -> Array:
     exponents = generator.integers(-9, -7, shape, endpoint=True)
     if format_ == "fp8":
-        return np.exp2(exponents.astype(dtype)) * 4
+        return np.asarray(np.exp2(exponents - 7.0 + 9), dtype)
     if format_ == "int4":
         return ((exponents + 127) << 7 | generator.integers(0, 128, shape)).astype(dtype)
     return (exponents + 127).astype(dtype)
@@ -94,7 +94,8 @@ def open_file(path: Path, format_: str, experts: int) -> list[dict[str, list[Arr
 
 def bf16_values(bits: Array) -> NDArray[np.float32]:
     """BF16 bits as float32."""
-    return (bits.astype(np.uint32) << 16).view(np.float32)
+    values: NDArray[np.float32] = (bits.astype(np.uint32) << 16).view(np.float32)
+    return values
 
 
 def decode(format_: str, parts: list[Array]) -> NDArray[np.float32]:

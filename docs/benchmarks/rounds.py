@@ -125,17 +125,17 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
 
 
 def print_rounds(title: str, unit: str, rounds: Sequence[Round], digits: int = 1) -> None:
-    """Every round as a row of Markdown, with the readings before and after each value."""
+    """Every round as a row of Markdown; ratios are to the last contestant, the peer."""
     names = list(rounds[0].values)
     print(f"\n{title}; {unit} (GB/s of reading before, after)\n")
-    heads = ["round", *names, *(f"{names[0]} / {name}" for name in names[1:]), "others", "regime"]
+    heads = ["round", *names, *(f"{name} / {names[-1]}" for name in names[:-1]), "others", "regime"]
     print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     for number, round_ in enumerate(rounds, 1):
         cells = [str(number)]
         for name in names:
             before, after = round_.reads[name]
             cells.append(f"{round_.values[name]:.{digits}f} ({before:.1f}, {after:.1f})")
-        cells += [f"{round_.values[names[0]] / round_.values[name]:.2f}" for name in names[1:]]
+        cells += [f"{round_.values[name] / round_.values[names[-1]]:.2f}" for name in names[:-1]]
         print(f"| {' | '.join([*cells, f'{round_.others:.2f}', round_.regime])} |")
 
 
@@ -146,14 +146,14 @@ def print_summary(rounds: Sequence[Round], unit: str, digits: int = 1) -> None:
     if len(groups["fast"]) in (0, len(rounds)):
         del groups["fast"]
     heads = ["rounds", "n", "reading GB/s", *(f"{name} {unit}" for name in names)]
-    heads += [f"{names[0]} / {name}" for name in names[1:]]
+    heads += [f"{name} / {names[-1]}" for name in names[:-1]]
     print(f"\nmedian [lowest-highest]\n\n| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     for label, chosen in groups.items():
         reads = [read for r in chosen for pair in r.reads.values() for read in pair]
         cells = [label, str(len(chosen)), spread(reads, 1)]
         cells += [spread([r.values[name] for r in chosen], digits) for name in names]
-        for name in names[1:]:
-            cells.append(spread([r.values[names[0]] / r.values[name] for r in chosen]))
+        for name in names[:-1]:
+            cells.append(spread([r.values[name] / r.values[names[-1]] for r in chosen]))
         print(f"| {' | '.join(cells)} |")
 
 

@@ -5,9 +5,9 @@
 
 Cut a is Qwen3-30B-A3B's first 6 layers, cut b DeepSeek-V3 with 2 layers and 64 of its 256 experts;
 both with a byte-level vocabulary of 32,768. Writes FOLDER/CUT-TYPE.gguf, all four unless told
-which: 4.1 and 2.3 GB for a, 7.0 and 4.0 GB for b. Blocks are drawn as they are stored, with no float
-weights before them, so that every program reads the same numbers; a matrix keeps the variance of
-its input, as trained ones do.
+which: 4.1 and 2.3 GB for a, 7.0 and 4.0 GB for b. Blocks are drawn as they are stored, with no
+float weights before them, so that every program reads the same numbers; a matrix keeps the variance
+of its input, as trained ones do.
 
 Shapes and metadata are those of the models' own config.json and of llama.cpp's converter; block
 layouts are ggml's (docs/gguf.md and ggml-common.h of github.com/ggml-org/ggml).
