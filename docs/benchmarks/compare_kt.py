@@ -50,6 +50,14 @@ def install(folder: Path) -> None:
     subprocess.run([*pip, "--no-deps", "kt-kernel==0.7.2"], check=True)
 
 
+def weights_file(folder: Path, format_: str) -> Path:
+    """The file of a format in a folder, written unless it is there."""
+    path = folder / f"experts-{format_}.bin"
+    if not path.exists():
+        expert_files.write(path, format_, EXPERTS[format_])
+    return path
+
+
 def rounded(x: NDArray[np.float32]) -> NDArray[np.float32]:
     """To BF16 by cutting: what both programs take as it is."""
     return bf16_values((x.view(np.uint32) >> 16).astype(np.uint16))
@@ -164,10 +172,7 @@ def main() -> None:
     print_header()
     with tempfile.TemporaryDirectory() as temporary:
         for format_ in arguments.format:
-            path = (arguments.files or Path(temporary)) / f"experts-{format_}.bin"
-            size = EXPERTS[format_] * expert_files.expert_bytes(format_)
-            if not path.exists() or path.stat().st_size != size:
-                expert_files.write(path, format_, EXPERTS[format_])
+            path = weights_file(arguments.files or Path(temporary), format_)
             for threads in arguments.threads:
                 compare(arguments, path, format_, threads)
             if arguments.files is None:

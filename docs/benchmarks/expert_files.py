@@ -44,14 +44,19 @@ def expert_bytes(format_: str) -> int:
 
 
 def write(path: Path, format_: str, experts: int, seed: int = 4) -> None:
-    """The file; values are finite, about as large as trained weights."""
+    """The file, there only when complete; values are finite, about as large as trained ones."""
     generator = np.random.Generator(np.random.SFC64(seed))
-    with path.open("wb") as file:
-        for _ in range(experts):
-            for rows, cols in MATRICES.values():
-                for index, (shape, dtype) in enumerate(part_shapes(format_, rows, cols)):
-                    make = _random_scales if index else _random_codes
-                    file.write(make(format_, shape, dtype, generator).tobytes())
+    partial = path.with_suffix(".part")
+    try:
+        with partial.open("wb") as file:
+            for _ in range(experts):
+                for rows, cols in MATRICES.values():
+                    for index, (shape, dtype) in enumerate(part_shapes(format_, rows, cols)):
+                        make = _random_scales if index else _random_codes
+                        file.write(make(format_, shape, dtype, generator).tobytes())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _random_codes(
@@ -70,7 +75,7 @@ def _random_scales(
 ) -> Array:
     exponents = generator.integers(-9, -7, shape, endpoint=True)
     if format_ == "fp8":
-        return np.asarray(np.exp2(exponents - 7.0 + 9), dtype)
+        return np.exp2(exponents + 2.0).astype(dtype)
     if format_ == "int4":
         return ((exponents + 127) << 7 | generator.integers(0, 128, shape)).astype(dtype)
     return (exponents + 127).astype(dtype)
@@ -110,13 +115,16 @@ def decode(format_: str, parts: list[Array]) -> NDArray[np.float32]:
             exponent > 0, (8 + mantissa) * np.exp2(exponent - 10.0), mantissa * np.exp2(-9.0)
         )
         table = np.where(every < 128, size, -size).astype(np.float32)
-        wide = np.repeat(np.repeat(scales, 128, axis=0), 128, axis=1)
-        return table[codes] * wide
-    nibbles = np.stack([codes & 15, codes >> 4], axis=-1).reshape(len(codes), -1)
-    if format_ == "int4":
-        return (nibbles.astype(np.float32) - 8) * np.repeat(bf16_values(scales), 32, axis=1)
-    table = np.concatenate([E2M1, -E2M1])
-    return table[nibbles] * np.repeat(np.exp2(scales.astype(np.float32) - 127), 32, axis=1)
+        values, factors = table[codes], np.repeat(np.repeat(scales, 128, axis=0), 128, axis=1)
+    else:
+        nibbles = np.stack([codes & 15, codes >> 4], axis=-1).reshape(len(codes), -1)
+        if format_ == "int4":
+            values, narrow = nibbles.astype(np.float32) - 8, bf16_values(scales)
+        else:
+            values = np.concatenate([E2M1, -E2M1])[nibbles]
+            narrow = np.exp2(scales.astype(np.float32) - 127)
+        factors = np.repeat(narrow, 32, axis=1)
+    return np.asarray(values * factors, np.float32)
 
 
 def reference(
