@@ -73,7 +73,8 @@ class Program:
 def programs(arguments: argparse.Namespace, stack: ExitStack) -> dict[str, Program]:
     """Those that were asked for, started and warm."""
     generator = np.random.default_rng(6)
-    threads, context, tokens = str(arguments.threads), str(CONTEXT_TOKENS), arguments.tokens
+    threads, context = str(arguments.threads), str(CONTEXT_TOKENS)
+    tokens: int = arguments.tokens
 
     def start(python: str, script: str, *command: str) -> Contestant:
         return stack.enter_context(Contestant(python, script, command))

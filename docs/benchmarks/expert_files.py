@@ -8,6 +8,7 @@ of 32), mxfp4 (e2m1 nibbles, low first; E8M0 scales of 32), bf16.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ def write(path: Path, format_: str, experts: int, seed: int = 4) -> None:
                     for index, (shape, dtype) in enumerate(part_shapes(format_, rows, cols)):
                         make = _random_scales if index else _random_codes
                         file.write(make(format_, shape, dtype, generator).tobytes())
+            os.fsync(file.fileno())  # the disk must be idle while others are measured
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
@@ -75,7 +77,7 @@ def _random_scales(
 ) -> Array:
     exponents = generator.integers(-9, -7, shape, endpoint=True)
     if format_ == "fp8":
-        return np.exp2(exponents + 2.0).astype(dtype)
+        return np.asarray(np.exp2(exponents + 2.0), dtype)
     if format_ == "int4":
         return ((exponents + 127) << 7 | generator.integers(0, 128, shape)).astype(dtype)
     return (exponents + 127).astype(dtype)

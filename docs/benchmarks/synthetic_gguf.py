@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -358,6 +359,7 @@ def write(path: Path, name: str, cut: Cut, file_type: str, seed: int) -> None:
                 for piece in contents(tensor, block_type(tensor, cut, file_type), generator):
                     file.write(piece)
             file.write(bytes(-file.tell() % ALIGNMENT_BYTES))
+            os.fsync(file.fileno())  # the disk must be idle while others are measured
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
