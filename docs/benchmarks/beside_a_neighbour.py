@@ -30,12 +30,18 @@ import compare_kt
 import expert_files
 import numpy as np
 from compare_llama_bench import random_ids
-from pipe import Contestant
+from pipe import Contestant, run
 from rounds import PAUSE_SECONDS, print_header, spread
 
 CONTEXT_TOKENS = 512
 KT_FORMAT = "fp8"
-LOOP = "import os, sys\nos.sched_setaffinity(0, [int(sys.argv[1])])\nwhile True: pass"
+# It ends with its parent, however that ends.
+LOOP = """
+import os, sys
+os.sched_setaffinity(0, [int(sys.argv[1])])
+while os.getppid() == int(sys.argv[2]):
+    for _ in range(1_000_000): pass
+"""
 WANTED = 0.7
 
 
@@ -46,7 +52,8 @@ def neighbour(threads: int) -> Iterator[None]:
     loops: list[subprocess.Popen[bytes]] = []
     try:
         for cpu in cpus:
-            loops.append(subprocess.Popen([sys.executable, "-c", LOOP, str(cpu)]))
+            command = [sys.executable, "-c", LOOP, str(cpu), str(os.getpid())]
+            loops.append(subprocess.Popen(command, start_new_session=True))
         time.sleep(0.3)  # they have started
         yield
     finally:
@@ -153,7 +160,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+    run(main)

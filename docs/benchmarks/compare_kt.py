@@ -31,7 +31,7 @@ import numpy as np
 from expert_files import EXPERTS_PER_TOKEN, FORMATS, HIDDEN, bf16_values
 from moechat_experts import Experts
 from numpy.typing import NDArray
-from pipe import Contestant
+from pipe import Contestant, run
 from rounds import Reading, print_header, print_rounds, print_summary, run_rounds
 
 EXPERTS = {"fp8": 64, "int4": 64, "mxfp4": 64, "bf16": 32}
@@ -127,7 +127,7 @@ def compare(arguments: argparse.Namespace, path: Path, format_: str, threads: in
             rounds = run_rounds(contestants, reading, arguments.rounds, [peer.pid])
             title = f"{format_}, {threads} threads, batch {batch}, {count} experts"
             print_rounds(title, "GB/s of weights", rounds)
-            print_summary(rounds, "GB/s")
+            print_summary(rounds, "GB/s", dict.fromkeys(contestants, 1.0))
             sys.stdout.flush()
         reading.close()
 
@@ -168,7 +168,8 @@ def main() -> None:
     parser.add_argument("--files", type=Path, help="where weight files are kept")
     arguments = parser.parse_args()
     if arguments.install:
-        return install(arguments.peer)
+        install(arguments.peer)
+        return
     print_header()
     with tempfile.TemporaryDirectory() as temporary:
         for format_ in arguments.format:
@@ -177,11 +178,7 @@ def main() -> None:
                 compare(arguments, path, format_, threads)
             if arguments.files is None:
                 path.unlink()
-    return None
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+    run(main)

@@ -22,8 +22,10 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from pipe import Contestant
+from pipe import Contestant, run
 from rounds import Reading, print_header, print_rounds, print_summary, run_rounds
+
+from moechat.engine.model_files import find_model_files
 
 DECODE_TOKENS, PREFILL_TOKENS = 64, 512
 CONTEXT_TOKENS = 1024
@@ -44,7 +46,7 @@ def contestants_of(
 ) -> dict[str, Callable[[], float]]:
     """Tokens a second of one run of each program."""
 
-    def run(name: str) -> float:
+    def once(name: str) -> float:
         process = processes[name]
         if contest == "prefill":
             ids = random_ids(generator, PREFILL_TOKENS)
@@ -54,7 +56,27 @@ def contestants_of(
             return DECODE_TOKENS / float(process.ask("given", ids))
         return DECODE_TOKENS / float(process.ask("sampled", ids[0], DECODE_TOKENS, ids[1]))
 
-    return {name: partial(run, name) for name in processes}
+    return {name: partial(once, name) for name in processes}
+
+
+def bytes_a_token(model: Path) -> int:
+    """What one step of decode must read: all weights once, but 8 of the experts and one row of the
+    embedding. The KV cache is left out."""
+    files = find_model_files(model)
+    moe = files.spec.moe
+    total, embedding, has_head = 0.0, 0, False
+    for tensor in files.bind():
+        parts = [part for part in (tensor.data, tensor.scale, tensor.zeros) if part is not None]
+        size = sum(part.array.nbytes for part in parts)
+        role = tensor.spec.role
+        has_head = has_head or role == "head"
+        if role == "embedding":
+            embedding = size
+        elif ".experts." in role and moe is not None:
+            total += size * moe.num_experts_per_token / moe.num_experts
+        else:
+            total += size
+    return round(total + (embedding // files.spec.vocab_size if has_head else embedding))
 
 
 def main() -> None:
@@ -84,6 +106,10 @@ def main() -> None:
         reading = Reading(np.memmap(arguments.model, np.uint8, "r"), arguments.threads)
         stack.callback(reading.close)
         pids = [process.pid for process in processes.values()]
+        sizes_gb = {name: bytes_a_token(Path(model)) / 1e9 for name, model in models.items()}
+        sizes_gb[PEER] = sizes_gb[FILE]
+        for name, gigabytes in sizes_gb.items():
+            print(f"{name}: {gigabytes:.3f} GB a token")
         sizes = {"decode": DECODE_TOKENS, "prefill": PREFILL_TOKENS}
         for contest in arguments.contests or sizes:
             contestants = contestants_of(contest, processes, np.random.default_rng(5))
@@ -93,12 +119,9 @@ def main() -> None:
                 name += f", folder {Path(models[FOLDER]).name}"
             title = f"{name}: {contest} of {sizes[contest]} tokens, {threads} threads"
             print_rounds(title, "tokens/s", rounds)
-            print_summary(rounds, "tokens/s")
+            print_summary(rounds, "tokens/s", sizes_gb if contest == "decode" else None)
             sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+    run(main)

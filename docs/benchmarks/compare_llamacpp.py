@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pipe import Contestant
+from pipe import Contestant, run
 
 from moechat import Engine, SamplingParams, _native
 
@@ -196,4 +196,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ class Contestant:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            start_new_session=True,  # Ctrl-C reaches the asking side alone
         )
 
     @property
@@ -64,7 +66,9 @@ class Contestant:
     def __enter__(self) -> Contestant:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is not None:  # whatever it computes, nobody waits for it
+            self._process.kill()
         self.close()
 
 
@@ -85,5 +89,14 @@ def serve(worker_type: type) -> None:
                 "cpu_seconds": time.process_time() - cpu_began,
             }
             print(json.dumps(answer), file=answers, flush=True)
-    except (KeyboardInterrupt, BrokenPipeError):  # the asking side has its own message
+    except BrokenPipeError:  # the asking side has gone
         pass
+
+
+def run(main: Callable[[], None]) -> None:
+    """A script's main; when it is interrupted or told to end, what it holds is given back."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        main()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

@@ -1,9 +1,9 @@
 """The protocol of all comparisons: contestants in turn, plain reading between them.
 
-One round: reading, contestant, reading, contestant, ..., reading; the order turns from round to
+One round: reading, contestant, reading, contestant, ..., reading; who begins changes from round to
 round. A ratio is taken within a round. Memory of a shared machine has fast and slow times: a round
-is fast when every reading in it is, slow when none is, and ratios count in fast rounds
-(``FAST_GB_PER_S``, for two threads; with one thread no round is called fast or slow).
+is fast when all its readings with two threads or more reach ``FAST_GB_PER_S``, slow when none does;
+ratios to peers count in fast rounds.
 """
 
 from __future__ import annotations
@@ -32,26 +32,29 @@ class Reading:
     """Plain reading of mapped bytes [n], at most 2 GiB of them, by some threads."""
 
     def __init__(self, data: NDArray[np.uint8], threads: int) -> None:
-        self.threads = threads
+        self._threads = threads
         self._data = data[: min(READ_BYTES, data.size)]
-        self._share_bytes = self._data.size // threads // 512 * 512
-        self._pool = ThreadPoolExecutor(threads)
-        self.gb_per_s()  # pages of the mapping are entered once
+        self._pool = ThreadPoolExecutor(max(threads, 2))
+        self.read()  # the mapping's pages are entered once
 
-    def gb_per_s(self) -> float:
-        """The better of two passes."""
-        return max(self._pass(), self._pass())
+    def read(self) -> tuple[float, float]:
+        """GB/s by the threads asked for, and by two at least: that tells the regime."""
+        rate = self._best(self._threads)
+        return rate, rate if self._threads > 1 else self._best(2)
 
-    def _pass(self) -> float:
-        share = self._share_bytes
+    def _best(self, threads: int) -> float:
+        return max(self._pass(threads), self._pass(threads))
+
+    def _pass(self, threads: int) -> float:
+        share = self._data.size // threads // 512 * 512
         began = time.perf_counter()
         parts = [
             self._pool.submit(_native.read_checksum, self._data, part * share, (part + 1) * share)
-            for part in range(self.threads)
+            for part in range(threads)
         ]
         for part in parts:
             part.result()
-        return share * self.threads / (time.perf_counter() - began) / 1e9
+        return share * threads / (time.perf_counter() - began) / 1e9
 
     def close(self) -> None:
         """End the threads."""
@@ -60,21 +63,21 @@ class Reading:
 
 @dataclass(frozen=True)
 class Round:
-    """Values and the two readings beside each, by contestant; other processes' busy cores."""
+    """Values and the readings before and after each, by contestant; other jobs' busy cores."""
 
     values: dict[str, float]
     reads: dict[str, tuple[float, float]]
     others: float
+    regime: str
 
-    def fraction(self, name: str) -> float:
-        """A value over the mean of its neighbouring readings."""
-        return self.values[name] / statistics.mean(self.reads[name])
+    def fraction(self, name: str, gb_per_unit: float) -> float:
+        """Of its neighbouring readings' mean."""
+        return self.values[name] * gb_per_unit / statistics.mean(self.reads[name])
 
-    @property
-    def regime(self) -> str:
-        """fast, slow, or mixed."""
-        fast = [read >= FAST_GB_PER_S for pair in self.reads.values() for read in pair]
-        return "fast" if all(fast) else "mixed" if any(fast) else "slow"
+
+def _regime(rates: Sequence[float]) -> str:
+    fast = [rate >= FAST_GB_PER_S for rate in rates]
+    return "fast" if all(fast) else "mixed" if any(fast) else "slow"
 
 
 def run_rounds(
@@ -89,16 +92,17 @@ def run_rounds(
         shift = number % len(names)
         values, reads = {}, {}
         began, ours, total = time.perf_counter(), _cpu_seconds(pids), _busy_seconds()
-        before = reading.gb_per_s()
+        readings = [reading.read()]
         for name in names[shift:] + names[:shift]:
             values[name] = contestants[name]()
             time.sleep(PAUSE_SECONDS)
-            after = reading.gb_per_s()
-            reads[name], before = (before, after), after
+            readings.append(reading.read())
+            reads[name] = (readings[-2][0], readings[-1][0])
         busy = _busy_seconds() - total - (_cpu_seconds(pids) - ours)
         others = max(busy / (time.perf_counter() - began), 0.0)
         if number:
-            rounds.append(Round({name: values[name] for name in names}, reads, others))
+            regime = _regime([rate for _, rate in readings])
+            rounds.append(Round({name: values[name] for name in names}, reads, others, regime))
     return rounds
 
 
@@ -124,7 +128,7 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     return f"{middle:.{digits}f} [{low:.{digits}f}-{high:.{digits}f}]"
 
 
-def print_rounds(title: str, unit: str, rounds: Sequence[Round], digits: int = 1) -> None:
+def print_rounds(title: str, unit: str, rounds: Sequence[Round]) -> None:
     """Every round as a row of Markdown; ratios are to the last contestant, the peer."""
     names = list(rounds[0].values)
     print(f"\n{title}; {unit} (GB/s of reading before, after)\n")
@@ -134,24 +138,37 @@ def print_rounds(title: str, unit: str, rounds: Sequence[Round], digits: int = 1
         cells = [str(number)]
         for name in names:
             before, after = round_.reads[name]
-            cells.append(f"{round_.values[name]:.{digits}f} ({before:.1f}, {after:.1f})")
+            cells.append(f"{round_.values[name]:.1f} ({before:.1f}, {after:.1f})")
         cells += [f"{round_.values[name] / round_.values[names[-1]]:.2f}" for name in names[:-1]]
         print(f"| {' | '.join([*cells, f'{round_.others:.2f}', round_.regime])} |")
 
 
-def print_summary(rounds: Sequence[Round], unit: str, digits: int = 1) -> None:
-    """Medians and ranges of all rounds, and of the fast ones when they are fewer."""
+def print_summary(
+    rounds: Sequence[Round], unit: str, gb_per_unit: Mapping[str, float] | None = None
+) -> None:
+    """Medians and ranges of all rounds, and of the fast ones when they are fewer.
+
+    ``gb_per_unit`` are the gigabytes that one unit of a contestant must read.
+    """
     names = list(rounds[0].values)
+    weights = gb_per_unit or {}
     groups = {"all": list(rounds), "fast": [r for r in rounds if r.regime == "fast"]}
     if len(groups["fast"]) in (0, len(rounds)):
         del groups["fast"]
     heads = ["rounds", "n", "reading GB/s", *(f"{name} {unit}" for name in names)]
+    heads += [f"{name} GB/s" for name in weights if weights[name] != 1]
+    heads += [f"{name} / reading" for name in weights]
     heads += [f"{name} / {names[-1]}" for name in names[:-1]]
     print(f"\nmedian [lowest-highest]\n\n| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     for label, chosen in groups.items():
         reads = [read for r in chosen for pair in r.reads.values() for read in pair]
         cells = [label, str(len(chosen)), spread(reads, 1)]
-        cells += [spread([r.values[name] for r in chosen], digits) for name in names]
+        cells += [spread([r.values[name] for r in chosen], 1) for name in names]
+        for name, weight in weights.items():
+            if weight != 1:
+                cells.append(spread([r.values[name] * weight for r in chosen], 1))
+        for name, weight in weights.items():
+            cells.append(spread([r.fraction(name, weight) for r in chosen]))
         for name in names[:-1]:
             cells.append(spread([r.values[name] / r.values[names[-1]] for r in chosen]))
         print(f"| {' | '.join(cells)} |")

@@ -26,6 +26,7 @@ from typing import Any
 import gguf
 import numpy as np
 from numpy.typing import NDArray
+from pipe import run
 
 VOCABULARY = 32_768
 MERGES = ("t h", "h e", "i n", "e r", "a n", "r e", "o n", "Ġ t", "Ġ a", "th e")
@@ -386,4 +387,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)
