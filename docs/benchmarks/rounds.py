@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from moechat import _native
 
 FAST_GB_PER_S = 65.0
+QUIET_CORES = 0.15  # of other processes and the host, in a round that they do not disturb
 READ_BYTES = 2 << 30
 PAUSE_SECONDS = 0.1  # longer than any contestant's threads spin after their work
 
@@ -146,15 +147,20 @@ def print_rounds(title: str, unit: str, rounds: Sequence[Round]) -> None:
 def print_summary(
     rounds: Sequence[Round], unit: str, gb_per_unit: Mapping[str, float] | None = None
 ) -> None:
-    """Medians and ranges of all rounds, and of the fast ones when they are fewer.
+    """Medians and ranges of all rounds, and of undisturbed and fast ones when those are fewer.
 
     ``gb_per_unit`` are the gigabytes that one unit of a contestant must read.
     """
     names = list(rounds[0].values)
     weights = gb_per_unit or {}
-    groups = {"all": list(rounds), "fast": [r for r in rounds if r.regime == "fast"]}
-    if len(groups["fast"]) in (0, len(rounds)):
-        del groups["fast"]
+    groups = {
+        "all": list(rounds),
+        "undisturbed": [r for r in rounds if r.others < QUIET_CORES],
+        "fast": [r for r in rounds if r.regime == "fast"],
+    }
+    for label in ("undisturbed", "fast"):
+        if len(groups[label]) in (0, len(rounds)):
+            del groups[label]
     heads = ["rounds", "n", "reading GB/s", *(f"{name} {unit}" for name in names)]
     heads += [f"{name} GB/s" for name in weights if weights[name] != 1]
     heads += [f"{name} / reading" for name in weights]
