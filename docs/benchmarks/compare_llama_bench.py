@@ -29,14 +29,14 @@ from moechat.engine.model_files import find_model_files
 
 DECODE_TOKENS, PREFILL_TOKENS = 64, 512
 CONTEXT_TOKENS = 1024
-FIRST_PLAIN_ID, NUM_PLAIN_IDS = 300, 32_000  # no control token in the synthetic vocabulary
+FIRST_PLAIN_ID, NUM_PLAIN_IDS = 300, 7500  # no control token, and within small vocabularies
 FILE = "moechat"
 FOLDER = "moechat folder"
 PEER = "llama.cpp"
 
 
 def random_ids(generator: np.random.Generator, count: int) -> list[int]:
-    """Ids of a synthetic vocabulary."""
+    """Ids that all models have."""
     ids = generator.integers(FIRST_PLAIN_ID, FIRST_PLAIN_ID + NUM_PLAIN_IDS, count)
     return [int(token) for token in ids]
 
