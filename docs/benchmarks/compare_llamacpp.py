@@ -1,10 +1,10 @@
-"""moechat and llama.cpp on the same GGUF file: tokens, perplexity, speed.
+"""moechat and llama.cpp on the same GGUF file: logits, tokens, perplexity. Not speed.
 
     python -m venv peer
     CMAKE_ARGS="-DGGML_NATIVE=ON" peer/bin/pip install \
         --no-binary llama-cpp-python llama-cpp-python==0.3.36 numpy
     python docs/benchmarks/compare_llamacpp.py MODEL.gguf --peer peer/bin/python [--text FILE] \
-        [tokens] [perplexity] [speed]
+        [logits] [tokens] [perplexity]
 
 llama.cpp runs in a process of its own (llamacpp_worker.py), moechat in this one; only one computes
 at a time. Both are given the same token ids. llama.cpp quantises activations to 8 bits and keeps
@@ -14,21 +14,17 @@ the KV cache in FP16; moechat's default mode has BF16 for both, and its exact mo
 from __future__ import annotations
 
 import argparse
-import json
+import base64
 import lzma
 import math
-import os
-import statistics
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pipe import Contestant, run
 
 from moechat import Engine, SamplingParams, _native
 
@@ -42,38 +38,7 @@ PROMPTS = (
 GREEDY_TOKENS = 64
 WINDOW_TOKENS = 512
 CONTEXT_TOKENS = 1024
-DECODE_PROMPT = "The history of the city began when"
-DECODE_TOKENS = 96
-PREFILL_TOKENS = 512
-READ_BYTES = 1 << 30
-
-
-class Peer:
-    """llama.cpp in a process of its own."""
-
-    def __init__(self, python: str, file: str) -> None:
-        worker = Path(__file__).with_name("llamacpp_worker.py")
-        self._process = subprocess.Popen(
-            [python, str(worker), file, str(CONTEXT_TOKENS)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def ask(self, operation: str, *arguments: Any) -> Any:
-        """The worker's answer."""
-        assert self._process.stdin and self._process.stdout
-        print(json.dumps([operation, arguments]), file=self._process.stdin, flush=True)
-        answer = self._process.stdout.readline()
-        if not answer:
-            raise SystemExit("llama.cpp's process has ended")
-        return json.loads(answer)
-
-    def close(self) -> None:
-        """End the process."""
-        assert self._process.stdin
-        self._process.stdin.close()
-        self._process.wait()
+LOGITS_TOKENS = 64
 
 
 @contextmanager
@@ -95,6 +60,36 @@ def bos(engine: Engine, file: str) -> list[int]:
     return [engine.spec.bos_id] if wanted and engine.spec.bos_id is not None else []
 
 
+def logits(arguments: argparse.Namespace, peer: Contestant) -> None:
+    """Distance of the logits of a text's first tokens, and both likelihoods of these tokens."""
+    theirs: np.ndarray | None = None
+    for compute in ("exact", "bf16"):
+        with opened(arguments, compute) as engine:
+            begin = bos(engine, arguments.model)
+            ids = (begin + engine.text.tokenizer.encode(" ".join(PROMPTS)))[:LOGITS_TOKENS]
+            if theirs is None:
+                data = base64.b64decode(peer.ask("logits", ids))
+                theirs = np.frombuffer(data, np.float32).reshape(len(ids), -1).astype(np.float64)
+                print(f"llama.cpp: {likelihood(theirs, ids):.4f} nats a token, {len(ids)} tokens")
+            found = engine.session().extend(ids)
+        assert found is not None
+        ours = found.astype(np.float64)
+        errors = np.linalg.norm(ours - theirs, axis=1) / np.linalg.norm(theirs, axis=1)
+        same = np.mean(ours.argmax(axis=1) == theirs.argmax(axis=1))
+        print(
+            f"{compute:6}{likelihood(ours, ids):.4f} nats a token; relative L2 of a position: "
+            f"median {np.median(errors):.4f}, largest {errors.max():.4f}; same best {same:.2f}"
+        )
+
+
+def likelihood(rows: np.ndarray, ids: list[int]) -> float:
+    """Mean negative log-likelihood of each id after those before it, in nats."""
+    peaks = rows.max(axis=1)
+    totals = peaks + np.log(np.exp(rows - peaks[:, None]).sum(axis=1))
+    chosen = rows[np.arange(len(ids) - 1), ids[1:]]
+    return float(np.mean(totals[:-1] - chosen))
+
+
 def greedy(engine: Engine, ids: list[int], count: int) -> list[int]:
     """Greedy tokens after ``ids``, end tokens or not."""
     params = SamplingParams(temperature=0, max_tokens=count, ignore_end=True)
@@ -102,7 +97,7 @@ def greedy(engine: Engine, ids: list[int], count: int) -> list[int]:
     return [event.token_id for event in events if event.token_id is not None]
 
 
-def tokens(arguments: argparse.Namespace, peer: Peer) -> None:
+def tokens(arguments: argparse.Namespace, peer: Contestant) -> None:
     """Common prefix of greedy tokens, and both margins where the two part."""
     steps_of: dict[str, Any] = {}
     for compute in ("exact", "bf16"):
@@ -150,7 +145,7 @@ def negative_log_likelihood(engine: Engine, ids: list[int], first: int) -> float
     return total
 
 
-def perplexity(arguments: argparse.Namespace, peer: Peer) -> None:
+def perplexity(arguments: argparse.Namespace, peer: Contestant) -> None:
     """Of the second halves of windows of a text."""
     if arguments.text is None:
         raise SystemExit("perplexity needs --text")
@@ -179,102 +174,9 @@ def perplexity(arguments: argparse.Namespace, peer: Peer) -> None:
         print(f"  {name:15}{ours:9.4f}  {100 * (ours / theirs - 1):+.3f} %")
 
 
-@cache
-def _buffer() -> np.ndarray:
-    return np.ones(READ_BYTES, np.uint8)
-
-
-def read_rate(threads: int) -> float:
-    """GB/s of plain reading by as many threads as compute."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    data, share = _buffer(), READ_BYTES // threads
-    with ThreadPoolExecutor(threads) as pool:
-        began = time.perf_counter()
-        list(
-            pool.map(
-                lambda part: _native.read_checksum(data, part * share, (part + 1) * share),
-                range(threads),
-            )
-        )
-        return READ_BYTES / (time.perf_counter() - began) / 1e9
-
-
-def decode_seconds(engine: Engine, ids: list[int], count: int) -> float:
-    """Seconds of ``count`` greedy steps after the first token."""
-    params = SamplingParams(temperature=0, max_tokens=count + 1, ignore_end=True)
-    times = [
-        time.perf_counter()
-        for event in engine.session().generate(ids, params)
-        if event.token_id is not None
-    ]
-    assert len(times) == count + 1
-    return times[-1] - times[0]
-
-
-def prefill_seconds(engine: Engine, ids: list[int]) -> float:
-    """Seconds until the logits of the last id are there."""
-    session = engine.session()
-    began = time.perf_counter()
-    session.extend(ids, logits="last")
-    return time.perf_counter() - began
-
-
-def spread(values: list[float], digits: int) -> str:
-    """Median and range."""
-    low, mid, high = min(values), statistics.median(values), max(values)
-    return f"{mid:8.{digits}f}  ({low:.{digits}f} to {high:.{digits}f})"
-
-
-def speed(arguments: argparse.Namespace, peer: Peer) -> None:
-    """Alternating rounds; the ratio is taken within a round."""
-    with opened(arguments, "bf16") as engine:
-        short = bos(engine, arguments.model) + engine.text.tokenizer.encode(DECODE_PROMPT)
-        long = [100 + 37 * index % 20_000 for index in range(PREFILL_TOKENS)]
-        contests: dict[str, tuple[int, Callable[[], float], Callable[[], float]]] = {
-            f"decode of {DECODE_TOKENS} tokens": (
-                DECODE_TOKENS,
-                lambda: decode_seconds(engine, short, DECODE_TOKENS),
-                lambda: peer.ask("decode", short, DECODE_TOKENS),
-            ),
-            f"prefill of {PREFILL_TOKENS} tokens": (
-                PREFILL_TOKENS,
-                lambda: prefill_seconds(engine, long),
-                lambda: peer.ask("prefill", long),
-            ),
-        }
-        peer.ask("use_threads", arguments.threads)
-        reads, loads = [], []
-        rates: dict[str, list[list[float]]] = {name: [] for name in contests}
-        for round_ in range(arguments.rounds + 1):
-            loads.append(os.getloadavg()[0])
-            reads.append(read_rate(arguments.threads))
-            for name, (count, ours, theirs) in contests.items():
-                # Who goes first alternates too.
-                order = (ours, theirs) if round_ % 2 else (theirs, ours)
-                seconds = {run: run() for run in order}
-                rate = [count / seconds[ours], count / seconds[theirs]]
-                print(f"round {round_}: {name}: {rate[0]:.1f} and {rate[1]:.1f} tokens/s")
-                if round_:  # the first is warm-up
-                    rates[name].append(rate)
-    print(f"plain reading, {arguments.threads} threads, GB/s:   {spread(reads[1:], 1)}")
-    print(f"load average before each round: {spread(loads[1:], 2)}")
-    for name, pairs in rates.items():
-        print(f"{name}, {arguments.threads} threads, {len(pairs)} rounds, tokens/s:")
-        print(f"  moechat         {spread([pair[0] for pair in pairs], 1)}")
-        print(f"  llama.cpp       {spread([pair[1] for pair in pairs], 1)}")
-        print(f"  ratio per round {spread([pair[0] / pair[1] for pair in pairs], 2)}")
-
-
-def processor() -> str:
-    """The processor's name, as the system tells it."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.split(": ")[1] for line in lines if line.startswith("model name")), "?")
-
-
 def main() -> None:
     """Run the contests named, or all."""
-    contests = {function.__name__: function for function in (tokens, perplexity, speed)}
+    contests = {function.__name__: function for function in (logits, tokens, perplexity)}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", help="a GGUF file")
     parser.add_argument("contests", nargs="*", metavar="CONTEST", help=", ".join(contests))
@@ -282,20 +184,16 @@ def main() -> None:
     parser.add_argument("--text", type=Path, help="text for perplexity; may be .xz")
     parser.add_argument("--text-tokens", type=int, default=8192)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_intermixed_args()
-    # One thread until speed counts: beside other jobs more of them would wait for each other.
-    peer = Peer(arguments.peer, arguments.model)
-    info = peer.ask("info")
-    print(f"{Path(arguments.model).name} on {processor()}, {os.cpu_count()} processors")
-    print(f"moechat: {_native.active_instruction_set()}")
-    print(f"llama-cpp-python {info['version']}: {info['features']}")
-    sys.stdout.flush()
-    for name in arguments.contests or contests:
-        contests[name](arguments, peer)
-        sys.stdout.flush()
-    peer.close()
+    context = [arguments.model, str(CONTEXT_TOKENS)]
+    with Contestant(arguments.peer, "llamacpp_worker.py", context) as peer:
+        info = peer.ask("info")
+        print(f"{Path(arguments.model).name}: moechat with {_native.active_instruction_set()}")
+        print(f"llama-cpp-python {info['version']}: {info['features']}", flush=True)
+        for name in arguments.contests or contests:
+            contests[name](arguments, peer)
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

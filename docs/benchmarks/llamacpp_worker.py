@@ -1,20 +1,20 @@
-"""llama.cpp behind a pipe, for compare_llamacpp.py; run by the Python that has llama-cpp-python.
+"""llama.cpp behind a pipe, for the comparisons; run by the Python that has llama-cpp-python.
 
-Reads a JSON request a line, [operation, arguments], and writes its JSON answer as a line. The low
-level interface is used, so that nothing of Python's stands between two decode steps but an argmax.
+Arguments: FILE CONTEXT_TOKENS. The low level interface is used, so that nothing of Python's stands
+between two decode steps.
 """
 
 from __future__ import annotations
 
+import base64
 import ctypes
-import json
-import os
-import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import llama_cpp as lc  # type: ignore[import-not-found]
 import numpy as np
+from pipe import serve
 
 BATCH_TOKENS = 512  # llama.cpp's own default for one pass
 
@@ -22,13 +22,15 @@ BATCH_TOKENS = 512  # llama.cpp's own default for one pass
 class Worker:
     """One model, one context; every operation begins with an empty KV cache."""
 
-    def __init__(self, path: str, context_tokens: int) -> None:
+    def __init__(self, path: str, context_tokens: str) -> None:
+        self._silence = lc.llama_log_callback(lambda level, text, data: None)
+        lc.llama_log_set(self._silence, ctypes.c_void_p(0))
         model_params = lc.llama_model_default_params()
         self.model = lc.llama_model_load_from_file(path.encode(), model_params)
         if not self.model:
             raise SystemExit(f"llama.cpp cannot load {path}")
         params = lc.llama_context_default_params()
-        params.n_ctx = context_tokens
+        params.n_ctx = int(context_tokens)
         params.n_batch = params.n_ubatch = BATCH_TOKENS
         params.n_threads = params.n_threads_batch = 1
         self.context = lc.llama_init_from_model(self.model, params)
@@ -68,8 +70,50 @@ class Worker:
 
     def score(self, ids: list[int], first: int) -> float:
         """Negative log-likelihood of ids[first:] in nats, in float64 over float32 logits."""
-        self._clear()
         total = 0.0
+        for begin, logits in self._all_logits(ids):
+            for index in range(max(first - 1 - begin, 0), len(logits)):
+                if begin + index + 1 < len(ids):
+                    row = logits[index].astype(np.float64)
+                    peak = row.max()
+                    chosen = row[ids[begin + index + 1]]
+                    total += float(peak + np.log(np.exp(row - peak).sum()) - chosen)
+        return total
+
+    def logits(self, ids: list[int]) -> str:
+        """Of all positions: float32 [ids, vocabulary] in base64."""
+        data = b"".join(logits.tobytes() for _, logits in self._all_logits(ids))
+        return base64.b64encode(data).decode()
+
+    def prefill(self, ids: list[int]) -> float:
+        """Seconds until the logits of the last id are there."""
+        self._clear()
+        began = time.perf_counter()
+        self._decode(ids)
+        self._logits(1)[0].argmax()
+        return time.perf_counter() - began
+
+    def given(self, ids: list[int]) -> float:
+        """Seconds of a step for each id but the first, which comes before."""
+        self._clear()
+        self._decode(ids[:1])
+        self._logits(1)
+        began = time.perf_counter()
+        for token in ids[1:]:
+            self._decode([token])
+            self._logits(1)
+        return time.perf_counter() - began
+
+    def _clear(self) -> None:
+        lc.llama_memory_clear(lc.llama_get_memory(self.context), True)
+
+    def _decode(self, ids: list[int]) -> None:
+        tokens = (lc.llama_token * len(ids))(*ids)
+        assert lc.llama_decode(self.context, lc.llama_batch_get_one(tokens, len(ids))) == 0
+
+    def _all_logits(self, ids: list[int]) -> Iterator[tuple[int, np.ndarray]]:
+        """Position and logits of one batch after another; valid until the next."""
+        self._clear()
         for begin in range(0, len(ids), BATCH_TOKENS):
             piece = ids[begin : begin + BATCH_TOKENS]
             batch = lc.llama_batch_init(len(piece), 0, 1)
@@ -80,40 +124,7 @@ class Worker:
                 batch.logits[index] = 1
             assert lc.llama_decode(self.context, batch) == 0
             lc.llama_batch_free(batch)
-            logits = self._logits(len(piece))
-            for index in range(max(first - 1 - begin, 0), len(piece)):
-                if begin + index + 1 < len(ids):
-                    row = logits[index].astype(np.float64)
-                    peak = row.max()
-                    chosen = row[ids[begin + index + 1]]
-                    total += float(peak + np.log(np.exp(row - peak).sum()) - chosen)
-        return total
-
-    def prefill(self, ids: list[int]) -> float:
-        """Seconds until the logits of the last id are there."""
-        self._clear()
-        began = time.perf_counter()
-        self._decode(ids)
-        self._logits(1)[0].argmax()
-        return time.perf_counter() - began
-
-    def decode(self, ids: list[int], count: int) -> float:
-        """Seconds of ``count`` greedy steps after the ids and one first token."""
-        self._clear()
-        self._decode(ids)
-        token = int(self._logits(1)[0].argmax())
-        began = time.perf_counter()
-        for _ in range(count):
-            self._decode([token])
-            token = int(self._logits(1)[0].argmax())
-        return time.perf_counter() - began
-
-    def _clear(self) -> None:
-        lc.llama_memory_clear(lc.llama_get_memory(self.context), True)
-
-    def _decode(self, ids: list[int]) -> None:
-        tokens = (lc.llama_token * len(ids))(*ids)
-        assert lc.llama_decode(self.context, lc.llama_batch_get_one(tokens, len(ids))) == 0
+            yield begin, self._logits(len(piece))
 
     def _logits(self, rows: int) -> np.ndarray:
         """View of the last batch's output rows; valid until the next batch."""
@@ -122,19 +133,5 @@ class Worker:
         return np.ctypeslib.as_array(floats, shape=(rows, self.num_tokens))
 
 
-def main() -> None:
-    """Answer requests until the pipe ends."""
-    silence = lc.llama_log_callback(lambda level, text, data: None)
-    lc.llama_log_set(silence, ctypes.c_void_p(0))
-    path, context_tokens = sys.argv[1:]
-    # llama.cpp prints where it likes; answers keep a descriptor of their own.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    worker = Worker(path, int(context_tokens))
-    for line in sys.stdin:
-        operation, arguments = json.loads(line)
-        print(json.dumps(getattr(worker, operation)(*arguments)), file=answers, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    serve(Worker)
