@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from moechat import _native
 from moechat.bench.bursts import Clock, Reading, burst
 
-_SPAN_BYTES = 64 << 20
+# About what a call of DeepSeek-V3 experts reads between two hand-overs to the threads.
+_SPAN_BYTES = 256 << 20
 
 
 class Reader:
