@@ -50,7 +50,6 @@ def test_rates_and_ratios_are_those_of_each_burst_and_its_neighbours():
         return Reading(next(rates), 10e9, 25e9, 15e9)
 
     contestant = Scripted("a", 2, 0.01, 400_000_000, clock, log)
-    # Two threads, half of the processors: a second of processor time a second that passes.
     turns = list(run_rounds([contestant], read, 2, 0.05, clock, clock))
     assert [index for index, _ in turns] == [0, 0]
     first, second = (burst for _, burst in turns)
