@@ -32,15 +32,25 @@ class Contestant(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Bytes a second of one burst of plain reading, without and with software prefetch."""
+    """Bytes a second of one burst of plain reading, without and with software prefetch.
+
+    The last two: bytes a second of processor time, of all threads together.
+    """
 
     plain: float
     prefetched: float
+    plain_cpu: float
+    prefetched_cpu: float
 
     @property
     def best(self) -> float:
         """The faster of the two."""
         return max(self.plain, self.prefetched)
+
+    @property
+    def best_cpu(self) -> float:
+        """The faster of the two by processor time."""
+        return max(self.plain_cpu, self.prefetched_cpu)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +84,12 @@ class Burst:
     def fraction_of_read(self) -> float:
         """The rate over that of plain reading."""
         return self.bytes_per_second / self.read_bytes_per_second
+
+    @property
+    def fraction_of_read_by_cpu_time(self) -> float:
+        """The same by processor time: what others take of the processors does not count."""
+        read = (self.before.best_cpu + self.after.best_cpu) / 2
+        return self.bytes / self.cpu_seconds / read
 
     @property
     def fast(self) -> bool:

@@ -53,6 +53,9 @@ def moe_ffn_row(
         "fraction_of_read": _round(fraction.median),
         "fraction_of_read_min": _round(fraction.min),
         "fraction_of_read_max": _round(fraction.max),
+        "fraction_of_read_by_cpu_time": _round(
+            Spread.of([burst.fraction_of_read_by_cpu_time for burst in bursts]).median
+        ),
         "regime": regime(bursts),
         "cpu_share": _round(Spread.of([cpu_share(burst, threads) for burst in bursts]).median),
         "time_per_token_over_first_row": _round(to_first.median),
@@ -72,6 +75,7 @@ def _raw(burst: Burst) -> dict[str, Any]:
         "read_before_without_prefetch_gb_per_s": _round(burst.before.plain / 1e9),
         "read_after_without_prefetch_gb_per_s": _round(burst.after.plain / 1e9),
         "fraction_of_read": _round(burst.fraction_of_read),
+        "fraction_of_read_by_cpu_time": _round(burst.fraction_of_read_by_cpu_time),
         "regime": "fast" if burst.fast else "slow",
         "cpu_ms_per_call": _round(burst.cpu_seconds / burst.calls * 1e3),
     }

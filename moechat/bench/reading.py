@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from moechat import _native
 from moechat.bench.bursts import Clock, Reading, burst
 
-_SPAN_BYTES = 64 << 20
+# About what a call of DeepSeek-V3 experts reads between two hand-overs to the threads.
+_SPAN_BYTES = 256 << 20
 
 
 class Reader:
@@ -27,22 +28,25 @@ class Reader:
         pools: Mapping[int, _native.ThreadPool],
         seconds: float,
         clock: Clock = time.perf_counter,
+        cpu_clock: Clock = time.process_time,
     ) -> None:
         self._bytes, self._pools = bytes, pools
-        self._seconds, self._clock = seconds, clock
+        self._seconds, self._clock, self._cpu_clock = seconds, clock, cpu_clock
         self._place = 0
 
     def read(self, threads: int) -> Reading:
         """One burst without and one with prefetch; each goes on where the last one stopped."""
-        rates = []
+        rates, cpu_rates = [], []
         for prefetch in (False, True):
+            cpu_began = self._cpu_clock()
             _, num_bytes, seconds = burst(
                 lambda prefetch=prefetch: self._read_span(threads, prefetch),  # type: ignore[misc]
                 self._seconds / 2,
                 self._clock,
             )
             rates.append(num_bytes / seconds)
-        return Reading(*rates)
+            cpu_rates.append(num_bytes / (self._cpu_clock() - cpu_began))
+        return Reading(*rates, *cpu_rates)
 
     def read_all(self, threads: int) -> None:
         """Every byte once: its pages are then in memory and in the page tables."""

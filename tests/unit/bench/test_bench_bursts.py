@@ -47,7 +47,7 @@ def test_rates_and_ratios_are_those_of_each_burst_and_its_neighbours():
 
     def read(threads):
         clock.now += 100  # readings cost time that is nobody's burst
-        return Reading(next(rates), 10e9)
+        return Reading(next(rates), 10e9, 25e9, 15e9)
 
     contestant = Scripted("a", 2, 0.01, 400_000_000, clock, log)
     turns = list(run_rounds([contestant], read, 2, 0.05, clock, clock))
@@ -60,6 +60,7 @@ def test_rates_and_ratios_are_those_of_each_burst_and_its_neighbours():
     assert first.cpu_seconds == pytest.approx(first.seconds)
     assert first.read_bytes_per_second == pytest.approx(50e9)
     assert first.fraction_of_read == pytest.approx(0.8)
+    assert first.fraction_of_read_by_cpu_time == pytest.approx(40 / 25)
     assert second.read_bytes_per_second == pytest.approx(70e9)
     assert second.fraction_of_read == pytest.approx(40 / 70)
 
@@ -69,7 +70,7 @@ def test_every_burst_lies_between_readings_with_as_many_threads():
 
     def read(threads):
         log.append(f"read {threads}")
-        return Reading(1.0, 2.0)
+        return Reading(1.0, 2.0, 1.0, 1.0)
 
     contestants = [
         Scripted("a", 2, 1, 1, clock, log),
@@ -83,12 +84,13 @@ def test_every_burst_lies_between_readings_with_as_many_threads():
 
 
 def test_of_two_readings_the_faster_counts():
-    assert Reading(plain=3.0, prefetched=5.0).best == 5.0
-    assert Reading(plain=6.0, prefetched=5.0).best == 6.0
+    assert Reading(3.0, 5.0, 4.0, 2.0).best == 5.0
+    assert Reading(6.0, 5.0, 1.0, 2.0).best == 6.0
+    assert Reading(3.0, 5.0, 4.0, 2.0).best_cpu == 4.0
 
 
 def made(before, after):
-    return Burst(0, 1, 1.0, 1.0, 1, Reading(before, 0), Reading(after, 0))
+    return Burst(0, 1, 1.0, 1.0, 1, Reading(before, 0, 1, 1), Reading(after, 0, 1, 1))
 
 
 def test_a_burst_is_fast_when_both_neighbours_are():
