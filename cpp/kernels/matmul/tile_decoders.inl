@@ -25,7 +25,7 @@ struct TilesFP8 : GridScales {
   static constexpr int position(int pair) {  // DecoderFP8's order: pieces of four pairs
     return pair / 4 % 2 * 16 + pair / 8 * 4 + pair % 4;
   }
-  static Cut cut(const MatrixView& w) { return {16, kUnit, w.block_cols, false}; }
+  static Cut cut(const MatrixView& w) { return {8, kUnit, w.block_cols, false}; }
 
   const DecoderFP8 decode;
   [[gnu::always_inline]] void row(const MatrixView& w, int64_t row, const Chunk& chunk,
@@ -46,7 +46,7 @@ struct TilesFP8 : GridScales {
 struct TilesBF16 {
   static constexpr int kUnit = 1;
   static constexpr int position(int pair) { return pair; }
-  static Cut cut(const MatrixView&) { return {16, kUnit, 0, false}; }
+  static Cut cut(const MatrixView&) { return {8, kUnit, 0, false}; }
   [[gnu::always_inline]] static void scales(const MatrixView&, int64_t, const Chunk& chunk,
                                             float* dst) {
     for (int s = 0; s < chunk.num_segments; ++s) dst[s] = 1.0f;

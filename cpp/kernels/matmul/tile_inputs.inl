@@ -5,14 +5,21 @@
   return (__m512i)_mm512_cvtne2ps_pbh(load_some(p + kLanes, n - kLanes), load_some(p, n));
 }
 
+constexpr int64_t kAheadFloats = 128;  // of every row, brought into the first cache
+
 // tile[position(i)] = pair i of the 16 rows; `n` columns from x[r] + col on, zeros behind. Where x
 // has fewer than 16 rows, zeros too.
 template <typename Position>
 [[gnu::always_inline]] inline void pack_tile(const float* const* x, int64_t rows, int64_t col,
                                              int64_t n, const Position& position, uint16_t* tile) {
   Lanes pairs[kTileRows];
-  for (int64_t r = 0; r < kTileRows; ++r)
-    pairs[r] = r < rows ? (Lanes)round_inputs(x[r] + col, n) : zero();
+  for (int64_t r = 0; r < kTileRows; ++r) {
+    pairs[r] = zero();
+    if (r >= rows) continue;
+    pairs[r] = (Lanes)round_inputs(x[r] + col, n);
+    _mm_prefetch(reinterpret_cast<const char*>(x[r] + col + kAheadFloats), _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(x[r] + col + kAheadFloats + 16), _MM_HINT_T0);
+  }
   transpose(pairs);
   for (int i = 0; i < kTileRows; ++i)
     store(reinterpret_cast<float*>(tile + position(i) * kTileCols), pairs[i]);
