@@ -36,24 +36,24 @@ class TileRegisters {
   TileRegisters& operator=(const TileRegisters&) = delete;
 };
 
-// kW tiles of outputs by kX panels.
-template <int kW, int kX>
+// kW tiles of outputs by kX panels; weights are the sum of kParts tiles.
+template <int kW, int kX, int kParts>
 class Pipeline {
  public:
   [[gnu::always_inline]] Pipeline(const Strip& strip, BlockScratch& scratch)
-      : strip_(strip), stride_(strip.chunk.num_tiles * kTileSize), scratch_(scratch) {}
+      : strip_(strip), x_stride_(strip.chunk.num_tiles * kTileSize), scratch_(scratch) {}
 
   // All segments of the panels [panel, panel + kX).
   [[gnu::always_inline]] void panels(int64_t panel) {
     const int num_segments = strip_.chunk.num_segments;
     for (int s = 0; s < num_segments; ++s) {
       const Segment& segment = strip_.chunk.segments[s];
-      const uint16_t* w = strip_.weights + segment.tile * kTileSize;
-      const uint16_t* x = strip_.inputs + panel * stride_ + segment.tile * kTileSize;
+      const uint16_t* w = strip_.weights + segment.tile * kParts * kTileSize;
+      const uint16_t* x = strip_.inputs + panel * x_stride_ + segment.tile * kTileSize;
       float* last = scratch_.sums[last_.slot];
-      multiply<true>(w, x, stride_, last);
-      for (int t = 1; t < segment.tiles; ++t)
-        multiply<false>(w + t * kTileSize, x + t * kTileSize, stride_, last);
+      multiply<true>(w, x, last);
+      for (int t = 1; t < segment.tiles * kParts; ++t)
+        multiply<false>(w + t * kTileSize, x + t / kParts * kTileSize, last);
       if (last_.complete) scale();
       const int slot = s % kSlots;
       last_ = {panel, s - slot, slot, slot == kSlots - 1 || s == num_segments - 1};
@@ -75,8 +75,7 @@ class Pipeline {
 
   // One tile of columns. With kFirst a segment starts: the sums of the last one go to `last`.
   template <bool kFirst>
-  [[gnu::always_inline]] static void multiply(const uint16_t* w, const uint16_t* x, int64_t stride,
-                                              float* last) {
+  [[gnu::always_inline]] void multiply(const uint16_t* w, const uint16_t* x, float* last) const {
     _tile_loadd(4, w, 64);
     _tile_loadd(6, x, 64);
     if constexpr (kFirst) {
@@ -85,7 +84,7 @@ class Pipeline {
     }
     _tile_dpbf16ps(0, 4, 6);
     if constexpr (kX > 1) {
-      _tile_loadd(7, x + stride, 64);
+      _tile_loadd(7, x + x_stride_, 64);
       if constexpr (kFirst) {
         _tile_stored(1, last + kSums, 64);
         _tile_zero(1);
@@ -93,7 +92,7 @@ class Pipeline {
       _tile_dpbf16ps(1, 4, 7);
     }
     if constexpr (kW > 1) {
-      _tile_loadd(5, w + stride, 64);
+      _tile_loadd(5, w + kParts * x_stride_, 64);
       if constexpr (kFirst) {
         _tile_stored(2, last + 2 * kSums, 64);
         _tile_zero(2);
@@ -151,16 +150,16 @@ class Pipeline {
   }
 
   const Strip& strip_;
-  const int64_t stride_;
+  const int64_t x_stride_;
   BlockScratch& scratch_;
   Last last_ = {0, 0, 0, false};
 };
 
-template <int kW, int kX>
+template <int kW, int kX, int kParts>
 void multiply_panels(const Strip& strip, int64_t panel, int64_t end, Ahead& ahead,
                      BlockScratch& scratch) {
   if (panel == end) return;
-  Pipeline<kW, kX> pipeline(strip, scratch);
+  Pipeline<kW, kX, kParts> pipeline(strip, scratch);
   for (; panel < end; panel += kX) {
     ahead.step();
     pipeline.panels(panel);
@@ -169,16 +168,17 @@ void multiply_panels(const Strip& strip, int64_t panel, int64_t end, Ahead& ahea
 }
 
 // sums[a][panel] += the strip's weights times the panel, for a < output_tiles (1 or 2).
+template <int kParts>
 [[gnu::always_inline]] inline void multiply_strip(const Strip& strip, int output_tiles,
                                                   Ahead& ahead, BlockScratch& scratch) {
   __asm__ volatile("" ::: "memory");  // GCC's tile loads do not say that they read memory
   const int64_t even = strip.panels / 2 * 2;
   if (output_tiles == 2) {
-    multiply_panels<2, 2>(strip, 0, even, ahead, scratch);
-    multiply_panels<2, 1>(strip, even, strip.panels, ahead, scratch);
+    multiply_panels<2, 2, kParts>(strip, 0, even, ahead, scratch);
+    multiply_panels<2, 1, kParts>(strip, even, strip.panels, ahead, scratch);
   } else {
-    multiply_panels<1, 2>(strip, 0, even, ahead, scratch);
-    multiply_panels<1, 1>(strip, even, strip.panels, ahead, scratch);
+    multiply_panels<1, 2, kParts>(strip, 0, even, ahead, scratch);
+    multiply_panels<1, 1, kParts>(strip, even, strip.panels, ahead, scratch);
   }
 }
 

@@ -25,7 +25,7 @@ static_assert(sizeof(GemmScratch) <= kMatmulScratchBytes);
 template <typename Tiles>
 void decode_strip(const Tiles& tiles, const MatrixView& w, int64_t row, int64_t rows,
                   const Chunk& chunk, GemmScratch& scratch) {
-  const int64_t tile_size = chunk.num_tiles * kTileSize;
+  const int64_t tile_size = chunk.num_tiles * Tiles::kParts * kTileSize;
   if (rows < kStripTiles * kTileRows) {
     std::memset(scratch.weights, 0, static_cast<size_t>(kStripTiles * tile_size) * 2);
     std::memset(scratch.scales, 0, sizeof scratch.scales);
@@ -100,7 +100,7 @@ void gemm_block(const MatrixView& w, int64_t begin, int64_t end, const float* co
                                     : look_ahead(w, row + rows, end, chunks[0], panels);
         const Strip strip{chunks[c],      scratch.weights, inputs[c],
                           scratch.scales, scratch.sums + tile * tile_sums, panels};
-        multiply_strip(strip, rows > kTileRows ? 2 : 1, ahead, scratch.block);
+        multiply_strip<Tiles::kParts>(strip, rows > kTileRows ? 2 : 1, ahead, scratch.block);
       }
     }
   }
@@ -122,7 +122,7 @@ void gemm_tiles(const MatrixView& w, int64_t row_begin, int64_t row_end, const f
   }
 }
 
-// False where float32 has to do it.
+// False where float32 has to do it: formats of more bits, and scales of very few columns.
 bool gemm_bf16(const MatrixView& w, int64_t row_begin, int64_t row_end, const float* const* x,
                int64_t num_rows, float* const* y, void* scratch) {
   if (w.col_step != 1) return false;
@@ -133,6 +133,21 @@ bool gemm_bf16(const MatrixView& w, int64_t row_begin, int64_t row_end, const fl
   switch (w.format) {
     case Format::kBF16: return run(TilesBF16{});
     case Format::kFP8: return w.block_cols >= kTileCols && run(TilesFP8{});
-    default: return false;
+    case Format::kInt4: return w.block_cols >= kTileCols && run(TilesNibbles<kInt4Values>{});
+    case Format::kMXFP4:
+      if (scales_fit(w, row_begin, row_end)) return run(TilesScaledMXFP4{});
+      return w.block_cols >= kTileCols && run(TilesNibbles<kE2M1Values>{});
+    case Format::kQ8_0: return run(TilesQ8_0{});
+    case Format::kQ4_0: return run(TilesNibbleBlocks<18, kInt4Values>{});
+    case Format::kQ5_0: return run(TilesQ5_0{});
+    case Format::kMXFP4Block: return run(TilesNibbleBlocks<17, kE2M1Values>{});
+    case Format::kQ4_K: return run(TilesWithMinima<Format::kQ4_K>{});
+    case Format::kQ5_K: return run(TilesWithMinima<Format::kQ5_K>{});
+    case Format::kQ6_K: return run(TilesQ6_K{});
+    case Format::kF32:
+    case Format::kF16:
+    case Format::kAWQ:
+    case Format::kGPTQ: break;
   }
+  return false;
 }

@@ -8,17 +8,24 @@
 #include "kernels/matmul/groups.h"
 #include "kernels/matmul/lanes_avx512.h"
 #include "kernels/matmul/matmul.h"
+#include "kernels/matmul/nibbles_avx512bf16.h"
 
 namespace moechat {
 namespace matmul_amx {
 
 using namespace matmul_avx512;
 using namespace matmul_avx512bf16;
+#include "kernels/matmul/decoders.inl"
+
 #include "kernels/matmul/inputs_f32.inl"
 
 #include "kernels/matmul/tile_inputs.inl"
 
 #include "kernels/matmul/tile_decoders.inl"
+
+#include "kernels/matmul/tile_nibbles.inl"
+
+#include "kernels/matmul/tile_k_quants.inl"
 
 #include "kernels/matmul/gemm_bf16.inl"
 

@@ -25,11 +25,38 @@ template <typename Position>
     store(reinterpret_cast<float*>(tile + position(i) * kTileCols), pairs[i]);
 }
 
+// The sums of eight tiles over their 32 columns, as three BF16 numbers each: columns 0 to 7, 8 to 15
+// and 16 to 23 of the tile; zeros behind.
+[[gnu::always_inline]] inline void pack_sums(const uint16_t* tiles, uint16_t* sums) {
+  const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3f80);
+  for (int pair = 0; pair < 4; ++pair) {
+    Lanes rest[2];
+    for (int i = 0; i < 2; ++i) {
+      rest[i] = zero();
+      const uint16_t* tile = tiles + (pair * 2 + i) * kTileSize;
+      for (int row = 0; row < kTileRows; ++row)
+        rest[i] = _mm512_dpbf16_ps(rest[i], (__m512bh)_mm512_load_si512(tile + row * kTileCols), ones);
+    }
+    for (int part = 0; part < 3; ++part) {
+      const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(round_bf16(rest[0])), 16);
+      const __m512i high = _mm512_castps_si512(round_bf16(rest[1]));
+      const __m512i both = _mm512_mask_mov_epi16(low, 0xaaaaaaaau, high);
+      _mm512_store_si512(sums + (part * 4 + pair) * kTileCols, both);
+      for (Lanes& value : rest) value = sub(value, round_bf16(value));
+    }
+    _mm512_store_si512(sums + (12 + pair) * kTileCols, _mm512_setzero_si512());
+  }
+}
+
 // The tiles of one chunk for one panel, that is 16 rows of x.
 template <typename Tiles>
 void pack_inputs(const Chunk& chunk, const float* const* x, int64_t rows, uint16_t* panel) {
   for (int s = 0; s < chunk.num_segments; ++s) {
     const Segment& segment = chunk.segments[s];
+    if (segment.sums) {
+      pack_sums(panel + (segment.tile - 8) * kTileSize, panel + segment.tile * kTileSize);
+      continue;
+    }
     for (int t = 0; t < segment.tiles; ++t) {
       uint16_t* unit = panel + (segment.tile + t / Tiles::kUnit * Tiles::kUnit) * kTileSize;
       const int first = t % Tiles::kUnit * static_cast<int>(kTileRows);
