@@ -63,7 +63,8 @@ py::array product(int64_t inputs, int64_t outputs, const py::array& x, int64_t b
   }
   const auto x_rows = row_pointers<const float*>(x, const_cast<void*>(x.data()));
   const auto y_rows = row_pointers<float*>(y, y.mutable_data());
-  const std::unique_ptr<void, FreeAligned> scratch(
+  // Kept, as a pool's worker keeps its own: fresh pages would cost more than a small product.
+  thread_local const std::unique_ptr<void, FreeAligned> scratch(
       ::operator new(kMatmulScratchBytes, std::align_val_t{64}));
   const MatmulKernels& kernels = *active_instruction_set().matmul;
   const py::gil_scoped_release released;
@@ -137,6 +138,13 @@ py::array_t<float> decode_stored_row(const PyMatrixView& w, int64_t row) {
   return values;
 }
 
+int64_t dot_peak(int64_t iterations) {
+  check(iterations >= 0 && iterations <= int64_t{1} << 40, "iterations must be 0 to 2^40");
+  const auto run = active_instruction_set().dot_peak;
+  const py::gil_scoped_release released;
+  return run(iterations);
+}
+
 template <typename Function>
 void define_product(py::module_& m, const char* name, Function function, const char* doc) {
   m.def(name, function, doc, py::arg("view"), py::arg("x"), py::arg("compute"),
@@ -161,6 +169,10 @@ void register_kernels(py::module_& m) {
                  "x [R, outputs] -> [R, inputs].");
   m.def("decode_row", &decode_stored_row, "A stored row as float32 [cols].", py::arg("view"),
         py::arg("row"));
+  m.def("dot_peak", &dot_peak,
+        "Runs the active instruction set's fastest dot products; how many multiplications and "
+        "additions they were.",
+        py::arg("iterations"));
   register_vector_kernels(m);
   register_read(m);
 }

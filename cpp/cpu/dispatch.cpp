@@ -5,6 +5,7 @@
 
 #include "common/status.h"
 #include "cpu/features.h"
+#include "kernels/peak/peak.h"
 
 namespace moechat {
 namespace {
@@ -15,12 +16,15 @@ struct Entry {
 };
 
 const Entry kTable[] = {
-    {{"amx", &kMatmulAmx, &kVectorAvx512}, [](const CpuFeatures& f) { return f.amx_bf16; }},
-    {{"avx512bf16", &kMatmulAvx512bf16, &kVectorAvx512},
+    {{"amx", &kMatmulAmx, &kVectorAvx512, &dot_peak_amx},
+     [](const CpuFeatures& f) { return f.amx_bf16; }},
+    {{"avx512bf16", &kMatmulAvx512bf16, &kVectorAvx512, &dot_peak_avx512bf16},
      [](const CpuFeatures& f) { return f.avx512_bf16; }},
-    {{"avx512", &kMatmulAvx512, &kVectorAvx512}, [](const CpuFeatures& f) { return f.avx512; }},
-    {{"avx2", &kMatmulAvx2, &kVectorAvx2}, [](const CpuFeatures& f) { return f.avx2_fma_f16c; }},
-    {{"ref", &kMatmulRef, &kVectorRef}, [](const CpuFeatures&) { return true; }},
+    {{"avx512", &kMatmulAvx512, &kVectorAvx512, &dot_peak_avx512},
+     [](const CpuFeatures& f) { return f.avx512; }},
+    {{"avx2", &kMatmulAvx2, &kVectorAvx2, &dot_peak_avx2},
+     [](const CpuFeatures& f) { return f.avx2_fma_f16c; }},
+    {{"ref", &kMatmulRef, &kVectorRef, &dot_peak_ref}, [](const CpuFeatures&) { return true; }},
 };
 
 std::atomic<const InstructionSet*> active{nullptr};

@@ -12,6 +12,7 @@ struct InstructionSet {
   const char* name;  // "ref", "avx2", "avx512", "avx512bf16", "amx"
   const MatmulKernels* matmul;
   const VectorKernels* vector;
+  int64_t (*dot_peak)(int64_t iterations);  // kernels/peak/peak.h
 };
 
 // Instruction sets that run here, best first. "ref" is always last.

@@ -17,6 +17,8 @@ def test_the_best_is_first_and_ref_is_last() -> None:
         flags = set(file.read().partition("flags")[2].partition("\n")[0].split())
     assert ("avx2" in names) == ({"avx2", "fma", "f16c"} <= flags)
     assert ("avx512bf16" in names) == ({"avx512_bf16", "avx512vbmi", "avx512vl"} <= flags)
+    if "amx" in names:  # the system may refuse it
+        assert {"amx_tile", "amx_bf16"} <= flags and names[1] == "avx512bf16"
 
 
 def test_forcing_takes_effect(isa: str) -> None:
@@ -33,6 +35,20 @@ def test_an_unknown_name_lists_the_choices_and_changes_nothing(name: str) -> Non
     for choice in _native.supported_instruction_sets():
         assert choice in message
     assert _native.active_instruction_set() == before
+
+
+# Multiplications and additions of one iteration: independent dot products.
+PEAK_OPERATIONS = {
+    "ref": 8 * 2, "avx2": 12 * 8 * 2, "avx512": 24 * 16 * 2, "avx512bf16": 24 * 32 * 2,
+    "amx": 4 * 16 * 16 * 32 * 2,
+}  # fmt: skip
+
+
+def test_dot_peak_counts_its_operations(isa: str) -> None:
+    for iterations in (0, 1, 1000):
+        assert _native.dot_peak(iterations) == iterations * PEAK_OPERATIONS[isa]
+    with pytest.raises(_native.NativeError, match="iterations"):
+        _native.dot_peak(-1)
 
 
 def test_reading_sums_the_words_of_the_range() -> None:

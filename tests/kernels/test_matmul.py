@@ -2,66 +2,28 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 import pytest
 from formats import FP8_VALUES
+from products import case, check, num_inputs
 from reference import (
     BF16,
     F32,
     FP8,
     VARIANTS,
     Variant,
-    Weight,
     activations,
     make_weight,
-    product,
-    random_weight,
     with_nan,
     with_scales,
 )
 from shapes import GEMM_ROWS, PLACED_SHAPES, RAGGED_SHAPES, SHAPES, Shape
-from tolerances import COSINE_DISTANCE, product_bound
 
 from moechat import _native
 
 PLAIN = (F32, BF16, FP8)
 KERNELS = ("gemv", "gemm", "gemv_transposed")
 COMPUTES = ("bf16", "exact")
-
-
-@cache
-def case(shape: Shape, variant: Variant, kind: str = "normal") -> Weight:
-    return random_weight(shape, variant, seed=17, kind=kind)
-
-
-def num_inputs(weight: Weight, kernel: str) -> int:
-    return weight.shape.rows if kernel == "gemv_transposed" else weight.shape.cols
-
-
-@cache
-def expected(shape: Shape, variant: Variant, kernel: str, compute: str, num_rows: int, kinds=()):
-    weight_kind, x_kind = kinds or ("normal", "normal")
-    weight = case(shape, variant, weight_kind)
-    x = activations((num_rows, num_inputs(weight, kernel)), x_kind, seed=num_rows)
-    return weight, x, *product(weight, x, compute, kernel == "gemv_transposed")
-
-
-def check(
-    shape: Shape, variant: Variant, kernel: str, compute: str, num_rows: int, kinds=()
-) -> None:
-    weight, x, wanted, magnitude = expected(shape, variant, kernel, compute, num_rows, kinds)
-    y = weight.run(kernel, x, compute)
-    label = f"{variant} {kernel} {compute} {num_rows} rows {shape}"
-    error = np.abs(y - wanted)
-    bound = product_bound(variant.format, x.shape[1], magnitude)
-    worst = np.unravel_index(np.argmax(error - bound), error.shape)
-    assert (error <= bound).all(), f"{label}: {worst} is {y[worst]}, not {wanted[worst]}"
-    lengths = np.linalg.norm(y.astype(np.float64)) * np.linalg.norm(wanted)
-    if y.size > 1 and lengths > 0:
-        distance = 1 - np.vdot(y.astype(np.float64), wanted) / lengths
-        assert distance <= COSINE_DISTANCE, f"{label}: cosine distance {distance}"
 
 
 @pytest.mark.parametrize("variant", PLAIN, ids=str)

@@ -2,8 +2,8 @@
 //
 // Two tiles of outputs by two panels are four tiles of sums, enough to hide the latency of one
 // tdpbf16ps. The sums of a segment are stored just before the next segment starts on the same tile
-// register, and scaled a segment later: a tdpbf16ps is then always under way, while scaling waits
-// for nothing. Such a pipeline goes on from panel to panel.
+// register, and scaled behind its products, up to four segments in one pass: a tdpbf16ps is then
+// always under way, while scaling waits for nothing. The pipeline goes on from panel to panel.
 #pragma once
 #include <immintrin.h>
 
@@ -13,11 +13,10 @@ namespace moechat {
 namespace matmul_amx {
 
 constexpr int64_t kSums = kTileRows * kTileRows;
+constexpr int kSlots = 4;  // segments scaled in one pass
 
 struct BlockScratch {
-  float sums[2][4 * kSums];  // of the last segments, before scaling
-  float unused[4 * kSums];   // what the pipeline's first two steps scale
-  float no_scales[2 * kTileRows * 32];
+  float sums[kSlots][4 * kSums];  // of segments, before scaling
 };
 
 struct alignas(64) TileConfig {
@@ -37,144 +36,149 @@ class TileRegisters {
   TileRegisters& operator=(const TileRegisters&) = delete;
 };
 
-// kW tiles of outputs by kX panels.
-template <int kW, int kX>
+// kW tiles of outputs by kX panels; weights are the sum of kParts tiles.
+template <int kW, int kX, int kParts>
 class Pipeline {
  public:
-  // The sums of output tile a and panel b start at sums + a * sum_stride + b * kSums, the scale of
-  // output n of tile a stands at scales[(a * 16 + n) * kScales].
-  struct Target {
-    float* sums;
-    int64_t sum_stride;
-    const float* scales;
-  };
-  static constexpr int64_t kScales = 32;
+  [[gnu::always_inline]] Pipeline(const Strip& strip, BlockScratch& scratch)
+      : strip_(strip), x_stride_(strip.chunk.num_tiles * kTileSize), scratch_(scratch) {}
 
-  [[gnu::always_inline]] explicit Pipeline(BlockScratch& scratch) : scratch_(scratch) {
-    for (float& sum : scratch.sums[0]) sum = 0;
-    for (float& sum : scratch.sums[1]) sum = 0;
-    for (float& scale : scratch.no_scales) scale = 0;
-    for (float& sum : scratch.unused) sum = 0;
-    for (Target& target : targets_) target = {scratch.unused, 2 * kSums, scratch.no_scales};
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-  }
-
-  // One segment: `tiles` tiles of weights from w on, the second output tile w_stride elements
-  // behind; likewise the panels.
-  [[gnu::always_inline]] void segment(const uint16_t* w, int64_t w_stride, const uint16_t* x,
-                                      int64_t x_stride, int tiles, const Target& target) {
-    float* last = scratch_.sums[parity_];
-    load(w, w_stride, x, x_stride);
-    start(last);
-    for (int t = 1; t < tiles; ++t) {
-      w += kTileSize;
-      x += kTileSize;
-      load(w, w_stride, x, x_stride);
-      add();
+  // All segments of the panels [panel, panel + kX).
+  [[gnu::always_inline]] void panels(int64_t panel) {
+    const int num_segments = strip_.chunk.num_segments;
+    for (int s = 0; s < num_segments; ++s) {
+      const Segment& segment = strip_.chunk.segments[s];
+      const uint16_t* w = strip_.weights + segment.tile * kParts * kTileSize;
+      const uint16_t* x = strip_.inputs + panel * x_stride_ + segment.tile * kTileSize;
+      float* last = scratch_.sums[last_.slot];
+      multiply<true>(w, x, last);
+      for (int t = 1; t < segment.tiles * kParts; ++t)
+        multiply<false>(w + t * kTileSize, x + t / kParts * kTileSize, last);
+      if (last_.complete) scale();
+      const int slot = s % kSlots;
+      last_ = {panel, s - slot, slot, slot == kSlots - 1 || s == num_segments - 1};
     }
-    scale(scratch_.sums[parity_ ^ 1], targets_[0]);
-    targets_[0] = targets_[1];
-    targets_[1] = target;
-    parity_ ^= 1;
   }
 
   [[gnu::always_inline]] void finish() {
-    float* last = scratch_.sums[parity_];
-    start(last);
-    scale(scratch_.sums[parity_ ^ 1], targets_[0]);
-    scale(last, targets_[1]);
+    store_sums(scratch_.sums[last_.slot]);
+    scale();
   }
 
  private:
-  [[gnu::always_inline]] static void load(const uint16_t* w, int64_t w_stride, const uint16_t* x,
-                                          int64_t x_stride) {
+  // The segment whose sums are in the tile registers.
+  struct Last {
+    int64_t panel;
+    int first_segment, slot;  // of those that are scaled in one pass
+    bool complete;            // it is the last one of them
+  };
+
+  // One tile of columns. With kFirst a segment starts: the sums of the last one go to `last`.
+  template <bool kFirst>
+  [[gnu::always_inline]] void multiply(const uint16_t* w, const uint16_t* x, float* last) const {
     _tile_loadd(4, w, 64);
     _tile_loadd(6, x, 64);
-    if constexpr (kX > 1) _tile_loadd(7, x + x_stride, 64);
-    if constexpr (kW > 1) _tile_loadd(5, w + w_stride, 64);
-  }
-  [[gnu::always_inline]] static void add() {
-    _tile_dpbf16ps(0, 4, 6);
-    if constexpr (kX > 1) _tile_dpbf16ps(1, 4, 7);
-    if constexpr (kW > 1) _tile_dpbf16ps(2, 5, 6);
-    if constexpr (kW > 1 && kX > 1) _tile_dpbf16ps(3, 5, 7);
-  }
-  // Stores the last segment's sums, register by register, and starts the next.
-  [[gnu::always_inline]] static void start(float* last) {
-    _tile_stored(0, last, 64);
-    _tile_zero(0);
+    if constexpr (kFirst) {
+      _tile_stored(0, last, 64);
+      _tile_zero(0);
+    }
     _tile_dpbf16ps(0, 4, 6);
     if constexpr (kX > 1) {
-      _tile_stored(1, last + kSums, 64);
-      _tile_zero(1);
+      _tile_loadd(7, x + x_stride_, 64);
+      if constexpr (kFirst) {
+        _tile_stored(1, last + kSums, 64);
+        _tile_zero(1);
+      }
       _tile_dpbf16ps(1, 4, 7);
     }
     if constexpr (kW > 1) {
-      _tile_stored(2, last + 2 * kSums, 64);
-      _tile_zero(2);
+      _tile_loadd(5, w + kParts * x_stride_, 64);
+      if constexpr (kFirst) {
+        _tile_stored(2, last + 2 * kSums, 64);
+        _tile_zero(2);
+      }
       _tile_dpbf16ps(2, 5, 6);
     }
     if constexpr (kW > 1 && kX > 1) {
-      _tile_stored(3, last + 3 * kSums, 64);
-      _tile_zero(3);
+      if constexpr (kFirst) {
+        _tile_stored(3, last + 3 * kSums, 64);
+        _tile_zero(3);
+      }
       _tile_dpbf16ps(3, 5, 7);
     }
   }
-  [[gnu::always_inline]] static void scale(const float* sums, const Target& target) {
-    for (int a = 0; a < kW; ++a)
-#pragma GCC unroll 16
-      for (int n = 0; n < kTileRows; ++n) {
-        const __m512 factor = _mm512_set1_ps(target.scales[(a * kTileRows + n) * kScales]);
-#pragma GCC unroll 2
-        for (int b = 0; b < kX; ++b) {
-          float* total = target.sums + a * target.sum_stride + b * kSums + n * kTileRows;
-          const __m512 fresh = _mm512_load_ps(sums + (a * 2 + b) * kSums + n * kTileRows);
-          _mm512_store_ps(total, _mm512_fmadd_ps(fresh, factor, _mm512_load_ps(total)));
-        }
-      }
+
+  [[gnu::always_inline]] static void store_sums(float* last) {
+    _tile_stored(0, last, 64);
+    if constexpr (kX > 1) _tile_stored(1, last + kSums, 64);
+    if constexpr (kW > 1) _tile_stored(2, last + 2 * kSums, 64);
+    if constexpr (kW > 1 && kX > 1) _tile_stored(3, last + 3 * kSums, 64);
   }
 
+  // Adds the sums of the slots up to the last one's to the totals.
+  [[gnu::always_inline]] void scale() {
+    switch (last_.slot) {
+      case 0: return scale_slots<1>();
+      case 1: return scale_slots<2>();
+      case 2: return scale_slots<3>();
+      default: return scale_slots<kSlots>();
+    }
+  }
+  template <int kCount>
+  [[gnu::always_inline]] void scale_slots() {
+    for (int a = 0; a < kW; ++a) {
+      const float* scales = strip_.scales + a * kTileRows * kScaleStride + last_.first_segment;
+      float* totals = strip_.sums + (a * strip_.panels + last_.panel) * kSums;
+#pragma GCC unroll 16
+      for (int64_t n = 0; n < kTileRows; ++n) {
+        __m512 factor[kCount];
+#pragma GCC unroll 4
+        for (int s = 0; s < kCount; ++s) factor[s] = _mm512_set1_ps(scales[n * kScaleStride + s]);
+#pragma GCC unroll 2
+        for (int b = 0; b < kX; ++b) {
+          float* total = totals + b * kSums + n * kTileRows;
+          __m512 sum = _mm512_load_ps(total);
+#pragma GCC unroll 4
+          for (int s = 0; s < kCount; ++s)
+            sum = _mm512_fmadd_ps(
+                _mm512_load_ps(scratch_.sums[s] + (a * 2 + b) * kSums + n * kTileRows), factor[s],
+                sum);
+          _mm512_store_ps(total, sum);
+        }
+      }
+    }
+  }
+
+  const Strip& strip_;
+  const int64_t x_stride_;
   BlockScratch& scratch_;
-  Target targets_[2];  // of the segment before the last, and of the last
-  int parity_ = 0;
+  Last last_ = {0, 0, 0, false};
 };
 
-template <int kW, int kX>
-void multiply_panels(const Chunk& chunk, int64_t panel, int64_t end, int64_t panels,
-                     const uint16_t* weights, const uint16_t* inputs, const float* scales,
-                     float* sums, BlockScratch& scratch) {
-  const int64_t stride = chunk.num_tiles * kTileSize;
-  Pipeline<kW, kX> pipeline(scratch);
-  for (; panel + kX <= end; panel += kX)
-    for (int s = 0; s < chunk.num_segments; ++s) {
-      const Segment& segment = chunk.segments[s];
-      const int64_t tile = segment.tile * kTileSize;
-      pipeline.segment(weights + tile, stride, inputs + panel * stride + tile, stride,
-                       segment.tiles, {sums + panel * kSums, panels * kSums, scales + s});
-    }
+template <int kW, int kX, int kParts>
+void multiply_panels(const Strip& strip, int64_t panel, int64_t end, Ahead& ahead,
+                     BlockScratch& scratch) {
+  if (panel == end) return;
+  Pipeline<kW, kX, kParts> pipeline(strip, scratch);
+  for (; panel < end; panel += kX) {
+    ahead.step();
+    pipeline.panels(panel);
+  }
   pipeline.finish();
 }
 
 // sums[a][panel] += the strip's weights times the panel, for a < output_tiles (1 or 2).
-[[gnu::always_inline]] inline void multiply_strip(const Chunk& chunk, int output_tiles,
-                                                  int64_t panels, const uint16_t* weights,
-                                                  const uint16_t* inputs, const float* scales,
-                                                  float* sums, BlockScratch& scratch) {
-  const int64_t even = panels / 2 * 2;
+template <int kParts>
+[[gnu::always_inline]] inline void multiply_strip(const Strip& strip, int output_tiles,
+                                                  Ahead& ahead, BlockScratch& scratch) {
   __asm__ volatile("" ::: "memory");  // GCC's tile loads do not say that they read memory
-  const auto run = [&](auto multiply, int64_t begin, int64_t end) {
-    if (begin < end)
-      multiply(chunk, begin, end, panels, weights, inputs, scales, sums, scratch);
-  };
+  const int64_t even = strip.panels / 2 * 2;
   if (output_tiles == 2) {
-    run(multiply_panels<2, 2>, 0, even);
-    run(multiply_panels<2, 1>, even, panels);
+    multiply_panels<2, 2, kParts>(strip, 0, even, ahead, scratch);
+    multiply_panels<2, 1, kParts>(strip, even, strip.panels, ahead, scratch);
   } else {
-    run(multiply_panels<1, 2>, 0, even);
-    run(multiply_panels<1, 1>, even, panels);
+    multiply_panels<1, 2, kParts>(strip, 0, even, ahead, scratch);
+    multiply_panels<1, 1, kParts>(strip, even, strip.panels, ahead, scratch);
   }
 }
 

@@ -15,7 +15,8 @@ namespace moechat {
 constexpr int64_t kTileRows = 16;
 constexpr int64_t kTileCols = 32;
 constexpr int64_t kTileSize = kTileRows * kTileCols;
-constexpr int kMaxChunkTiles = 18;  // two blocks of 256 columns and their sums
+constexpr int kMaxChunkTiles = 9;     // 256 columns and their sums: a strip stays in the first cache
+constexpr int64_t kScaleStride = 16;  // between the scales of two outputs: one a segment
 
 struct Segment {
   int64_t col = 0, count = 0;  // columns of the view
@@ -77,6 +78,29 @@ class Chunks {
   const int64_t cols_;
   int64_t edge_;
   int64_t col_ = 0, scale_index_ = 0;
+};
+
+// Weight bytes that are needed next, brought into the caches a few rows at a time.
+struct Ahead {
+  const uint8_t* row = nullptr;
+  int64_t stride_bytes = 0, row_bytes = 0;
+  int64_t rows = 0, rows_a_step = 0;
+
+  [[gnu::always_inline]] void step() {
+    for (int64_t i = 0; i < rows_a_step && rows > 0; ++i, --rows, row += stride_bytes)
+      for (int64_t byte = 0; byte < row_bytes; byte += 64) __builtin_prefetch(row + byte, 0, 2);
+  }
+};
+
+// 32 outputs (or 16) and a chunk: output tile a is chunk.num_tiles tiles behind output tile 0 in
+// `weights`; panels of x stand as far apart in `inputs`.
+struct Strip {
+  const Chunk& chunk;
+  const uint16_t* weights;
+  const uint16_t* inputs;
+  const float* scales;  // of an output kScaleStride apart, one a segment
+  float* sums;          // [output tile][panel][16 outputs][16 rows of x]
+  int64_t panels;
 };
 
 }  // namespace moechat

@@ -1,22 +1,22 @@
-// gemm at the speed of BF16 dot products. Weights are decoded once for all rows of x, into tiles in
-// the caches; what scales a segment of columns shares is applied to its float32 sums.
+// gemm at the speed of BF16 dot products. Weights are decoded once for 256 rows of x, into tiles in
+// the caches; what scale a segment of columns shares is applied to its float32 sums.
 //
-//   outputs at a time, rows of x at a time    their float32 sums stay in the second-level cache
-//   chunk of columns                          x packed for all of these outputs
-//   strip of 32 outputs                       decoded for all of these rows of x
+//   rows of x at a time, outputs at a time    their float32 sums stay in the second-level cache
+//   a few chunks of columns                   x packed for all of these outputs
+//   strip of 32 outputs, chunk                decoded for all of these rows of x
 //   multiply_strip                            the instruction set's own part: block_<isa>.h
 
-constexpr int64_t kStripTiles = 2;          // tiles of 16 outputs that are decoded together
-constexpr int64_t kMaxPanels = 32;          // of 16 rows of x
-constexpr int64_t kMaxSumTiles = 1024;      // of 16 outputs times 16 rows of x: 1 MiB
+constexpr int64_t kStripTiles = 2;      // tiles of 16 outputs that are decoded together
+constexpr int64_t kMaxPanels = 16;      // of 16 rows of x
+constexpr int64_t kMaxSumTiles = 512;   // of 16 outputs times 16 rows of x: 512 KiB
+constexpr int64_t kChunks = 4;          // that x is packed for
 constexpr int64_t kMaxParts = 2;
-constexpr int64_t kScaleStride = 32;        // scales of a row of the strip: one a segment
 
 struct GemmScratch {
-  float sums[kMaxSumTiles * kTileRows * kTileRows];     // [output tile][panel][16 outputs][16 rows]
-  uint16_t inputs[kMaxPanels * kMaxChunkTiles * kTileSize];              // [panel][tile]
+  float sums[kMaxSumTiles * kTileRows * kTileRows];  // [output tile][panel][16 outputs][16 rows]
+  uint16_t inputs[kChunks * kMaxPanels * kMaxChunkTiles * kTileSize];      // [chunk][panel][tile]
   uint16_t weights[kStripTiles * kMaxChunkTiles * kMaxParts * kTileSize];  // [output tile][tile]
-  float scales[kStripTiles * kTileRows * kScaleStride];                  // [output][segment]
+  float scales[kStripTiles * kTileRows * kScaleStride];                    // [output][segment]
   BlockScratch block;
 };
 static_assert(sizeof(GemmScratch) <= kMatmulScratchBytes);
@@ -25,7 +25,7 @@ static_assert(sizeof(GemmScratch) <= kMatmulScratchBytes);
 template <typename Tiles>
 void decode_strip(const Tiles& tiles, const MatrixView& w, int64_t row, int64_t rows,
                   const Chunk& chunk, GemmScratch& scratch) {
-  const int64_t tile_size = chunk.num_tiles * kTileSize;
+  const int64_t tile_size = chunk.num_tiles * Tiles::kParts * kTileSize;
   if (rows < kStripTiles * kTileRows) {
     std::memset(scratch.weights, 0, static_cast<size_t>(kStripTiles * tile_size) * 2);
     std::memset(scratch.scales, 0, sizeof scratch.scales);
@@ -50,6 +50,21 @@ void store_sums(const float* sums, int64_t begin, int64_t end, int64_t panels, i
     }
 }
 
+// The bytes of the rows [row, end), one strip at most, in a chunk.
+Ahead look_ahead(const MatrixView& w, int64_t row, int64_t end, const Chunk& chunk,
+                 int64_t panels) {
+  const Unit unit = unit_of(w.format);
+  const Segment& last = chunk.segments[chunk.num_segments - 1];
+  const int64_t begin = chunk.segments[0].col, count = last.col + last.count - begin;
+  Ahead ahead;
+  ahead.row = w.data + row * w.row_stride_bytes + begin / unit.cols * unit.bytes;
+  ahead.stride_bytes = w.row_stride_bytes;
+  ahead.row_bytes = (count + unit.cols - 1) / unit.cols * unit.bytes;
+  ahead.rows = end - row < kStripTiles * kTileRows ? end - row : kStripTiles * kTileRows;
+  ahead.rows_a_step = (2 * kStripTiles * kTileRows + panels - 1) / panels;  // for two panels
+  return ahead;
+}
+
 // At most kMaxPanels * kTileRows rows, and as many outputs as their sums have room.
 template <typename Tiles>
 void gemm_block(const MatrixView& w, int64_t begin, int64_t end, const float* const* x,
@@ -59,20 +74,34 @@ void gemm_block(const MatrixView& w, int64_t begin, int64_t end, const float* co
   const int64_t output_tiles = (end - begin + kTileRows - 1) / kTileRows;
   const int64_t tile_sums = panels * kTileRows * kTileRows;  // of one tile of outputs
   std::memset(scratch.sums, 0, static_cast<size_t>(output_tiles * tile_sums) * 4);
-  Chunk chunk;
-  for (Chunks chunks(w, Tiles::cut(w)); chunks.next(chunk);) {
+  Chunks cut(w, Tiles::cut(w));
+  for (bool more = true; more;) {
+    Chunk chunks[kChunks];
+    uint16_t* inputs[kChunks + 1] = {scratch.inputs};
+    int count = 0;
+    while (count < kChunks && (more = cut.next(chunks[count]))) {
+      inputs[count + 1] = inputs[count] + panels * chunks[count].num_tiles * kTileSize;
+      ++count;
+    }
     for (int64_t panel = 0; panel < panels; ++panel) {
       const int64_t row = panel * kTileRows;
-      pack_inputs<Tiles>(chunk, x + row, num_rows - row < kTileRows ? num_rows - row : kTileRows,
-                         scratch.inputs + panel * chunk.num_tiles * kTileSize);
+      const int64_t rows = num_rows - row < kTileRows ? num_rows - row : kTileRows;
+      for (int c = 0; c < count; ++c)
+        pack_inputs<Tiles>(chunks[c], x + row, rows,
+                           inputs[c] + panel * chunks[c].num_tiles * kTileSize);
     }
     for (int64_t tile = 0; tile < output_tiles; tile += kStripTiles) {
       const int64_t row = begin + tile * kTileRows;
       const int64_t rows =
           end - row < kStripTiles * kTileRows ? end - row : kStripTiles * kTileRows;
-      decode_strip(tiles, w, row, rows, chunk, scratch);
-      multiply_strip(chunk, rows > kTileRows ? 2 : 1, panels, scratch.weights, scratch.inputs,
-                     scratch.scales, scratch.sums + tile * tile_sums, scratch.block);
+      for (int c = 0; c < count; ++c) {
+        decode_strip(tiles, w, row, rows, chunks[c], scratch);
+        Ahead ahead = c + 1 < count ? look_ahead(w, row, end, chunks[c + 1], panels)
+                                    : look_ahead(w, row + rows, end, chunks[0], panels);
+        const Strip strip{chunks[c],      scratch.weights, inputs[c],
+                          scratch.scales, scratch.sums + tile * tile_sums, panels};
+        multiply_strip<Tiles::kParts>(strip, rows > kTileRows ? 2 : 1, ahead, scratch.block);
+      }
     }
   }
   store_sums(scratch.sums, begin, end, panels, num_rows, y);
@@ -93,7 +122,7 @@ void gemm_tiles(const MatrixView& w, int64_t row_begin, int64_t row_end, const f
   }
 }
 
-// False where float32 has to do it.
+// False where float32 has to do it: formats of more bits, and scales of very few columns.
 bool gemm_bf16(const MatrixView& w, int64_t row_begin, int64_t row_end, const float* const* x,
                int64_t num_rows, float* const* y, void* scratch) {
   if (w.col_step != 1) return false;
@@ -104,6 +133,21 @@ bool gemm_bf16(const MatrixView& w, int64_t row_begin, int64_t row_end, const fl
   switch (w.format) {
     case Format::kBF16: return run(TilesBF16{});
     case Format::kFP8: return w.block_cols >= kTileCols && run(TilesFP8{});
-    default: return false;
+    case Format::kInt4: return w.block_cols >= kTileCols && run(TilesNibbles<kInt4Values>{});
+    case Format::kMXFP4:
+      if (scales_fit(w, row_begin, row_end)) return run(TilesScaledMXFP4{});
+      return w.block_cols >= kTileCols && run(TilesNibbles<kE2M1Values>{});
+    case Format::kQ8_0: return run(TilesQ8_0{});
+    case Format::kQ4_0: return run(TilesNibbleBlocks<18, kInt4Values>{});
+    case Format::kQ5_0: return run(TilesQ5_0{});
+    case Format::kMXFP4Block: return run(TilesNibbleBlocks<17, kE2M1Values>{});
+    case Format::kQ4_K: return run(TilesWithMinima<Format::kQ4_K>{});
+    case Format::kQ5_K: return run(TilesWithMinima<Format::kQ5_K>{});
+    case Format::kQ6_K: return run(TilesQ6_K{});
+    case Format::kF32:
+    case Format::kF16:
+    case Format::kAWQ:
+    case Format::kGPTQ: break;
   }
+  return false;
 }

@@ -9,17 +9,24 @@
 #include "kernels/matmul/groups.h"
 #include "kernels/matmul/lanes_avx512.h"
 #include "kernels/matmul/matmul.h"
+#include "kernels/matmul/nibbles_avx512bf16.h"
 
 namespace moechat {
 namespace matmul_amx {
 
 using namespace matmul_avx512;
 using namespace matmul_avx512bf16;
+#include "kernels/matmul/decoders.inl"
+
 #include "kernels/matmul/inputs_f32.inl"
 
 #include "kernels/matmul/tile_inputs.inl"
 
 #include "kernels/matmul/tile_decoders.inl"
+
+#include "kernels/matmul/tile_nibbles.inl"
+
+#include "kernels/matmul/tile_k_quants.inl"
 
 #include "kernels/matmul/gemm_bf16.inl"
 
@@ -28,7 +35,7 @@ using namespace matmul_avx512bf16;
 void gemv(const MatrixView& w, int64_t row_begin, int64_t row_end, Compute compute,
           const float* const* x, int num_rows, float* const* y, void* scratch, KeptInputs* kept) {
   if (compute != Compute::kBF16 ||
-      !gemv_tiles(w, row_begin, row_end, x, num_rows, y, scratch, kept))
+      !gemv_dot(w, row_begin, row_end, x, num_rows, y, scratch, kept))
     kMatmulAvx512bf16.gemv(w, row_begin, row_end, compute, x, num_rows, y, scratch, kept);
 }
 

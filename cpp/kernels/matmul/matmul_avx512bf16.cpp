@@ -1,12 +1,12 @@
-// AVX-512 with BF16 and VBMI: gemv straight from FP8, BF16 and 4-bit bytes with vdpbf16ps; the rest
-// as plain AVX-512, for float32 FMA does at least as many multiplications a cycle on most CPUs
-// (twice as many on Sapphire and Granite Rapids).
+// AVX-512 with BF16 and VBMI: gemv straight from FP8, BF16 and 4-bit bytes with vdpbf16ps, gemm of
+// what gemm_bf16.inl takes likewise; the rest as plain AVX-512.
 #include <immintrin.h>
 
 #include <cstring>
 #include <type_traits>
 
 #include "kernels/matmul/decoders_avx512bf16.h"
+#include "kernels/matmul/gemm_avx512bf16.h"
 #include "kernels/matmul/gemv_nibbles_avx512bf16.h"
 #include "kernels/matmul/groups.h"
 #include "kernels/matmul/lanes_avx512.h"
@@ -194,7 +194,8 @@ void gemm(const MatrixView& w, int64_t row_begin, int64_t row_end, Compute compu
           const float* const* x, int64_t num_rows, float* const* y, void* scratch) {
   if (num_rows <= kMaxGemvRows)
     gemv(w, row_begin, row_end, compute, x, static_cast<int>(num_rows), y, scratch, nullptr);
-  else
+  else if (compute == Compute::kExact ||
+           !gemm_dot(w, row_begin, row_end, x, num_rows, y, scratch))
     kMatmulAvx512.gemm(w, row_begin, row_end, compute, x, num_rows, y, scratch);
 }
 

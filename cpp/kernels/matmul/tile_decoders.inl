@@ -1,15 +1,44 @@
 // Weights as tiles. One Tiles struct a format:
 //
-//   kUnit, position(i)   a unit of so many tiles is decoded together; its pair of columns i stands
-//                        at pair position(i) of it
-//   kUnitBytes, unit()   the stored bytes of a whole unit, and its decoder: 32 BF16 at dst of every
-//                        tile, kTileSize apart
+//   kUnit, position(i)   so many tiles are decoded together; their pair of columns i stands at pair
+//                        position(i) of them
+//   arrange(columns)     the order of the 32 columns of a tile; before position()
+//   kParts               BF16 numbers whose sum a weight is: so many tiles of weights a tile of x
 //   cut(w)               how the row is cut
-//   row(...)             one row of the chunk: 32 BF16 at dst of every tile, kTileSize apart
+//   row(...)             one row of a chunk: 32 BF16 at dst of every tile, kTileSize apart
 //   scales(...)          one scale a segment of the chunk
+//
+// No byte behind a row's last one is read. What stands in a tile behind a segment's last column is
+// finite: it meets zeros.
 
-[[gnu::always_inline]] inline void store_tile_row(uint16_t* dst, __m512i values) {
-  _mm512_store_si512(dst, values);
+struct PlainTiles {
+  static constexpr int kUnit = 1, kParts = 1;
+  static constexpr int position(int pair) { return pair; }
+  [[gnu::always_inline]] static __m512i arrange(__m512i columns) { return columns; }
+};
+
+// function(tile of the chunk, first column, number of columns) for every tile of columns.
+template <typename Function>
+[[gnu::always_inline]] inline void for_tiles(const Chunk& chunk, const Function& function) {
+  for (int s = 0; s < chunk.num_segments; ++s) {
+    const Segment& segment = chunk.segments[s];
+    if (segment.sums) continue;
+    for (int t = 0; t < segment.tiles; ++t) {
+      const int64_t left = segment.count - t * kTileCols;
+      function(segment.tile + t, segment.col + t * kTileCols, left < kTileCols ? left : kTileCols);
+    }
+  }
+}
+
+[[gnu::always_inline]] inline __mmask32 first32(int64_t n) {
+  return static_cast<__mmask32>(first64(n));
+}
+
+// 32 signed words as BF16; exact up to 8 bits.
+[[gnu::always_inline]] inline __m512i words_to_bf16(__m512i words) {
+  const auto half = [](__m256i part) { return _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(part)); };
+  return (__m512i)_mm512_cvtne2ps_pbh(half(_mm512_extracti64x4_epi64(words, 1)),
+                                      half(_mm512_castsi512_si256(words)));
 }
 
 // Scales in a grid.
@@ -22,21 +51,22 @@ struct GridScales {
   }
 };
 
+// None: the whole chunk is one segment.
+struct NoScales {
+  [[gnu::always_inline]] static void scales(const MatrixView&, int64_t, const Chunk&, float* dst) {
+    *dst = 1.0f;
+  }
+};
+
 struct TilesFP8 : GridScales {
-  static constexpr int kUnit = 2;
-  static constexpr int64_t kUnitBytes = 64;
+  static constexpr int kUnit = 2, kParts = 1;
   static constexpr int position(int pair) {  // DecoderFP8's order: pieces of four pairs
     return pair / 4 % 2 * 16 + pair / 8 * 4 + pair % 4;
   }
-  static Cut cut(const MatrixView& w) { return {16, kUnit, w.block_cols, false}; }
+  [[gnu::always_inline]] static __m512i arrange(__m512i columns) { return columns; }
+  static Cut cut(const MatrixView& w) { return {8, kUnit, w.block_cols, false}; }
 
   const DecoderFP8 decode;
-  [[gnu::always_inline]] void unit(const uint8_t* p, uint16_t* dst) const {
-    __m512i out[kUnit];
-    decode(p, kBlock, out);
-    store_tile_row(dst, out[0]);
-    store_tile_row(dst + kTileSize, out[1]);
-  }
   [[gnu::always_inline]] void row(const MatrixView& w, int64_t row, const Chunk& chunk,
                                   uint16_t* dst) const {
     const uint8_t* codes = w.data + row * w.row_stride_bytes;
@@ -46,34 +76,46 @@ struct TilesFP8 : GridScales {
         __m512i out[kUnit];
         decode(codes + segment.col + t * kTileCols, segment.count - t * kTileCols, out);
         for (int i = 0; i < kUnit; ++i)
-          store_tile_row(dst + (segment.tile + t + i) * kTileSize, out[i]);
+          _mm512_store_si512(dst + (segment.tile + t + i) * kTileSize, out[i]);
       }
     }
   }
 };
 
-struct TilesBF16 {
-  static constexpr int kUnit = 1;
-  static constexpr int64_t kUnitBytes = 64;
-  static constexpr int position(int pair) { return pair; }
-  static Cut cut(const MatrixView&) { return {16, kUnit, 0, false}; }
-  [[gnu::always_inline]] static void unit(const uint8_t* p, uint16_t* dst) {
-    store_tile_row(dst, _mm512_loadu_si512(p));
-  }
-  [[gnu::always_inline]] static void scales(const MatrixView&, int64_t, const Chunk& chunk,
-                                            float* dst) {
-    for (int s = 0; s < chunk.num_segments; ++s) dst[s] = 1.0f;
-  }
+struct TilesBF16 : PlainTiles, NoScales {
+  static Cut cut(const MatrixView&) { return {8, kUnit, 0, false}; }
   [[gnu::always_inline]] static void row(const MatrixView& w, int64_t row, const Chunk& chunk,
                                          uint16_t* dst) {
-    for (int s = 0; s < chunk.num_segments; ++s) {
-      const Segment& segment = chunk.segments[s];
-      const uint8_t* p = w.data + row * w.row_stride_bytes + 2 * segment.col;
-      for (int t = 0; t < segment.tiles; ++t, p += 2 * kTileCols) {
-        const int64_t left = segment.count - t * kTileCols;
-        const __mmask32 mask = static_cast<__mmask32>(first64(left < 32 ? left : 32));
-        store_tile_row(dst + (segment.tile + t) * kTileSize, _mm512_maskz_loadu_epi16(mask, p));
-      }
-    }
+    const uint8_t* data = w.data + row * w.row_stride_bytes;
+    for_tiles(chunk, [&](int tile, int64_t col, int64_t n) {
+      _mm512_store_si512(dst + tile * kTileSize, _mm512_maskz_loadu_epi16(first32(n), data + 2 * col));
+    });
+  }
+};
+
+// GGUF blocks of 32 that begin with their scale.
+template <int64_t kBytes>
+struct BlockTiles : PlainTiles {
+  static Cut cut(const MatrixView&) { return {8, kUnit, kTileCols, false}; }
+  [[gnu::always_inline]] static const uint8_t* block(const MatrixView& w, int64_t row,
+                                                     int64_t col) {
+    return w.data + row * w.row_stride_bytes + col / kTileCols * kBytes;
+  }
+  [[gnu::always_inline]] static void scales(const MatrixView& w, int64_t row, const Chunk& chunk,
+                                            float* dst) {
+    const uint8_t* p = block(w, row, chunk.segments[0].col);
+    for (int s = 0; s < chunk.num_segments; ++s, p += kBytes)
+      dst[s] = kBytes == 17 ? e8m0_to_f32(*p) : f16_at(p);
+  }
+};
+
+struct TilesQ8_0 : BlockTiles<34> {
+  [[gnu::always_inline]] static void row(const MatrixView& w, int64_t row, const Chunk& chunk,
+                                         uint16_t* dst) {
+    for_tiles(chunk, [&](int tile, int64_t col, int64_t) {
+      const auto* codes = reinterpret_cast<const __m256i*>(block(w, row, col) + 2);
+      _mm512_store_si512(dst + tile * kTileSize,
+                         words_to_bf16(_mm512_cvtepi8_epi16(_mm256_loadu_si256(codes))));
+    });
   }
 };
