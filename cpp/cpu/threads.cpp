@@ -378,6 +378,7 @@ KeptInputs* ThreadPool::kept_inputs(int worker, uint64_t wanted) const {
   KeptInputs& kept =
       impl_->kept_inputs[static_cast<size_t>(worker) * kKeptPlaces + wanted % kKeptPlaces];
   kept.wanted = wanted;
+  kept.next_rows = nullptr;
   return &kept;
 }
 

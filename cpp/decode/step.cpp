@@ -114,9 +114,11 @@ void DecodeStep::add_products(const char* name, std::function<void()> before,
            y[r] = product.y + r * product.y_stride;
          }
          const int64_t block = outputs_per_block(*product.w), begin = task * block;
+         KeptInputs* kept =
+             pool_.kept_inputs(worker, inputs_ + (product.x == products[0].x ? 0 : p));
+         kept->expect(*product.w, begin + pool_.num_threads() * block);  // all workers take turns
          multiply(*isa_.matmul, *product.w, begin, std::min(begin + block, product.w->outputs()),
-                  product.compute, x, num_rows_, y, pool_.scratch(worker),
-                  pool_.kept_inputs(worker, inputs_ + (product.x == products[0].x ? 0 : p)));
+                  product.compute, x, num_rows_, y, pool_.scratch(worker), kept);
        },
        name});
 }
@@ -231,9 +233,11 @@ void DecodeStep::add_head() {
        [this](int64_t task, int worker) {
          const int64_t block = outputs_per_block(model_.head), begin = task * block;
          const int64_t end = std::min(begin + block, model_.head.outputs());
+         KeptInputs* kept = pool_.kept_inputs(worker, inputs_);
+         kept->expect(model_.head, begin + pool_.num_threads() * block);
          multiply(*isa_.matmul, model_.head, begin, end, model_.compute, logits_inputs_.data(),
                   static_cast<int64_t>(logits_inputs_.size()), logits_rows_.data(),
-                  pool_.scratch(worker), pool_.kept_inputs(worker, inputs_));
+                  pool_.scratch(worker), kept);
          if (model_.dims.final_softcap <= 0) return;
          for (float* logits : logits_rows_)
            isa_.vector->softcap(logits + begin, model_.dims.final_softcap, end - begin);

@@ -17,15 +17,16 @@ constexpr int64_t kJoinedExperts = 32;     // whose inputs a worker keeps
 void Experts::add_phases(Job& job, const ExpertsCall* call) {
   job.phases.push_back({[this, call] { return open_gate_up(*call); },
                         [this, call](int64_t task, int worker) {
-                          run_gate_up(*call, tasks_[static_cast<size_t>(task)], worker);
+                          run_gate_up(*call, task, worker);
                         },
                         "experts.gate_up"});
   job.phases.push_back({[this, call] { return open_down(*call); },
                         [this, call](int64_t task, int worker) {
-                          if (joined_block_ > 0)
-                            run_down_and_sum(*call, task, worker);
-                          else
-                            run_down(*call, tasks_[static_cast<size_t>(task)], worker);
+                          if (joined_block_ > 0) return run_down_and_sum(*call, task, worker);
+                          const Task* after = task_after(task);
+                          run_down(*call, tasks_[static_cast<size_t>(task)], worker,
+                                   after != nullptr ? &after->mlp->down : nullptr,
+                                   after != nullptr ? after->row_begin : 0);
                         },
                         "experts.down"});
   job.phases.push_back({[this, call] { return open_sum(*call); },
@@ -128,10 +129,20 @@ int64_t Experts::open_sum(const ExpertsCall& call) {
   return joined_block_ > 0 ? 0 : call.num_rows;
 }
 
+// `next`: the matrix whose rows from next_row on this worker will probably read then, or null.
 void Experts::product(const ExpertsCall& call, const MatrixView& w, const Task& task,
-                      const float* const* x, float* const* y, int worker) {
+                      const float* const* x, float* const* y, int worker, const MatrixView* next,
+                      int64_t next_row) {
+  KeptInputs* kept = pool_.kept_inputs(worker, task.inputs);
+  if (next != nullptr) kept->expect(*next, next_row);
   multiply(*isa_.matmul, w, task.row_begin, task.row_end, call.compute, x, task.count, y,
-           pool_.scratch(worker), pool_.kept_inputs(worker, task.inputs));
+           pool_.scratch(worker), kept);
+}
+
+// What the worker of a task will probably run next: all workers take turns.
+const Experts::Task* Experts::task_after(int64_t index) const {
+  const int64_t after = index + pool_.num_threads();
+  return after < static_cast<int64_t>(tasks_.size()) ? &tasks_[static_cast<size_t>(after)] : nullptr;
 }
 
 // gate[begin, end) = the activation of gate and up there.
@@ -151,7 +162,8 @@ void Experts::activate(const ModelDims& dims, const MlpWeights& mlp, int64_t beg
   }
 }
 
-void Experts::run_gate_up(const ExpertsCall& call, const Task& task, int worker) {
+void Experts::run_gate_up(const ExpertsCall& call, int64_t index, int worker) {
+  const Task& task = tasks_[static_cast<size_t>(index)];
   const float* x[kPairsPerTask];
   float* gate[kPairsPerTask];
   float* up[kPairsPerTask];
@@ -161,13 +173,16 @@ void Experts::run_gate_up(const ExpertsCall& call, const Task& task, int worker)
     gate[i] = gate_.data() + pair.slot * inner_;
     up[i] = up_.data() + pair.slot * inner_;
   }
-  product(call, task.mlp->gate, task, x, gate, worker);
-  product(call, task.mlp->up, task, x, up, worker);
+  const Task* after = task_after(index);
+  product(call, task.mlp->gate, task, x, gate, worker, &task.mlp->up, task.row_begin);
+  product(call, task.mlp->up, task, x, up, worker, after != nullptr ? &after->mlp->gate : nullptr,
+          after != nullptr ? after->row_begin : 0);
   for (int64_t i = 0; i < task.count; ++i)
     activate(*call.dims, *task.mlp, task.row_begin, task.row_end, gate[i], up[i]);
 }
 
-void Experts::run_down(const ExpertsCall& call, const Task& task, int worker) {
+void Experts::run_down(const ExpertsCall& call, const Task& task, int worker,
+                       const MatrixView* next, int64_t next_row) {
   const float* x[kPairsPerTask];
   float* y[kPairsPerTask];
   for (int64_t i = 0; i < task.count; ++i) {
@@ -175,7 +190,7 @@ void Experts::run_down(const ExpertsCall& call, const Task& task, int worker) {
     x[i] = gate_.data() + pair.slot * inner_;
     y[i] = out_.data() + pair.slot * call.dims->hidden;
   }
-  product(call, task.mlp->down, task, x, y, worker);
+  product(call, task.mlp->down, task, x, y, worker, next, next_row);
   const std::vector<float>& bias = task.mlp->down_bias;
   if (bias.empty()) return;
   for (int64_t i = 0; i < task.count; ++i)
@@ -186,8 +201,13 @@ void Experts::run_down(const ExpertsCall& call, const Task& task, int worker) {
 void Experts::run_down_and_sum(const ExpertsCall& call, int64_t block, int worker) {
   const int64_t begin = block * joined_block_;
   const int64_t end = std::min(begin + joined_block_, call.dims->hidden);
-  for (const Group& group : groups_)
-    run_down(call, {group.mlp, begin, end, group.first, group.count, group.inputs}, worker);
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    const Group& group = groups_[g];
+    const bool last = g + 1 == groups_.size();
+    run_down(call, {group.mlp, begin, end, group.first, group.count, group.inputs}, worker,
+             &groups_[last ? 0 : g + 1].mlp->down,
+             last ? begin + pool_.num_threads() * joined_block_ : begin);
+  }
   for (int64_t r = 0; r < call.num_rows; ++r) run_sum(call, r, begin, end);
 }
 

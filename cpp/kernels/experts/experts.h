@@ -63,12 +63,15 @@ class Experts {
   int64_t open_sum(const ExpertsCall& call);
   void activate(const ModelDims& dims, const MlpWeights& mlp, int64_t begin, int64_t end,
                 float* gate, float* up);
-  void run_gate_up(const ExpertsCall& call, const Task& task, int worker);
-  void run_down(const ExpertsCall& call, const Task& task, int worker);
+  const Task* task_after(int64_t index) const;
+  void run_gate_up(const ExpertsCall& call, int64_t index, int worker);
+  void run_down(const ExpertsCall& call, const Task& task, int worker, const MatrixView* next,
+                int64_t next_row);
   void run_down_and_sum(const ExpertsCall& call, int64_t block, int worker);
   void run_sum(const ExpertsCall& call, int64_t row, int64_t begin, int64_t end);
   void product(const ExpertsCall& call, const MatrixView& w, const Task& task,
-               const float* const* x, float* const* y, int worker);
+               const float* const* x, float* const* y, int worker, const MatrixView* next,
+               int64_t next_row);
 
   const InstructionSet& isa_;
   ThreadPool& pool_;

@@ -26,6 +26,7 @@ class GemvRegisters {
     TileConfig config;
     config.row_bytes[0] = config.row_bytes[1] = config.row_bytes[4] = config.row_bytes[5] =
         config.row_bytes[6] = static_cast<uint16_t>(4 * num_rows);
+    __asm__ volatile("" ::"r"(&config) : "memory");  // GCC thinks that eight bytes are read
     _tile_loadconfig(&config);
   }
   ~GemvRegisters() { _tile_release(); }
@@ -126,14 +127,42 @@ template <typename Tiles>
          chunk.segments[0].col % (Tiles::kUnit * kTileCols) == 0;
 }
 
+// Fetches what is kAheadBytes further on than the bytes [begin, begin + bytes) of 32 rows: of the same
+// rows, or of those that are next.
+struct RowsAhead {
+  const uint8_t* rows;
+  const uint8_t* next;
+  int64_t stride, next_stride, row_bytes;
+
+  [[gnu::always_inline]] RowsAhead from(int64_t begin) const {
+    RowsAhead ahead = *this;
+    const int64_t byte = begin + kAheadBytes;
+    if (byte >= row_bytes) {
+      ahead.rows = next + byte - row_bytes;
+      ahead.stride = next_stride;
+    } else {
+      ahead.rows += byte;
+    }
+    return ahead;
+  }
+  [[gnu::always_inline]] void fetch(int64_t row, int64_t bytes) const {
+    const uint8_t* p = rows + row * stride;
+    for (int64_t byte = 0; byte < bytes; byte += 64)
+      _mm_prefetch(reinterpret_cast<const char*>(p + byte), _MM_HINT_T0);
+  }
+};
+
 // Such a chunk of 32 rows. Its shape is a constant here, so that the decoder is straight code.
 template <typename Tiles>
 [[gnu::always_inline]] inline void decode_whole(const Tiles& decoder, const MatrixView& w,
-                                                int64_t row, const Chunk& chunk, uint16_t* dst) {
+                                                int64_t row, const Chunk& chunk,
+                                                const RowsAhead& rows_ahead, uint16_t* dst) {
   const Tiles tiles = decoder;  // its own copy: no store can change it, so it stays in registers
   const Unit unit = unit_of(w.format);
   MatrixView view = w;
-  view.data += chunk.segments[0].col / unit.cols * unit.bytes + row * w.row_stride_bytes;
+  const int64_t begin = chunk.segments[0].col / unit.cols * unit.bytes;
+  view.data += begin + row * w.row_stride_bytes;
+  const RowsAhead ahead = rows_ahead.from(begin);
   const int64_t stride = w.row_stride_bytes;
   const int64_t bytes = kGemvTiles * kTileCols / unit.cols * unit.bytes;
   Chunk whole;
@@ -141,8 +170,7 @@ template <typename Tiles>
   whole.num_tiles = kGemvTiles;
   whole.segments[0] = {0, kGemvTiles * kTileCols, 0, kGemvTiles, false};
   for (int64_t n = 0; n < kStripRows; ++n, view.data += stride) {
-    for (int64_t byte = kAheadBytes; byte < kAheadBytes + bytes; byte += 64)
-      _mm_prefetch(reinterpret_cast<const char*>(view.data + byte), _MM_HINT_T0);
+    ahead.fetch(n, bytes);
     tiles.row(view, 0, whole,
               dst + n / kTileRows * (kGemvTiles * kTileSize) + n % kTileRows * kTileCols);
   }
@@ -155,14 +183,12 @@ struct WeightTiles {
   int64_t row_bytes, tile_bytes;
 };
 
-// BF16 weights are tiles where they lie; their next lines are fetched ahead.
+// BF16 weights are tiles where they lie.
 [[gnu::always_inline]] inline WeightTiles tiles_in_place(const MatrixView& w, int64_t row,
-                                                         int64_t col, int64_t cols) {
+                                                         int64_t col, const RowsAhead& rows_ahead) {
   const uint8_t* p = w.data + row * w.row_stride_bytes + 2 * col;
-  for (int64_t n = 0; n < kStripRows; ++n)
-    for (int64_t byte = 0; byte < 2 * cols; byte += 64)
-      _mm_prefetch(reinterpret_cast<const char*>(p + n * w.row_stride_bytes + 2 * kAheadBytes + byte),
-                   _MM_HINT_T0);
+  const RowsAhead ahead = rows_ahead.from(2 * col);
+  for (int64_t n = 0; n < kStripRows; ++n) ahead.fetch(n, 2 * kGemvTiles * kTileCols);
   return {p, p + kTileRows * w.row_stride_bytes, w.row_stride_bytes, 2 * kTileCols};
 }
 
@@ -216,7 +242,8 @@ template <int kSegments>
 
 template <typename Tiles>
 void gemv_strip(const Tiles& tiles, const MatrixView& w, int64_t row, int64_t rows,
-                const uint16_t* x, int64_t num_rows, float* const* y, GemvScratch& scratch) {
+                const RowsAhead& ahead, const uint16_t* x, int64_t num_rows, float* const* y,
+                GemvScratch& scratch) {
   std::memset(scratch.totals, 0, sizeof scratch.totals);
   if constexpr (!kInPlace<Tiles>) load_grid_scales(w, row, rows, scratch);
   Chunks chunks(w, gemv_cut<Tiles>(w));
@@ -230,9 +257,9 @@ void gemv_strip(const Tiles& tiles, const MatrixView& w, int64_t row, int64_t ro
                     reinterpret_cast<const uint8_t*>(dst + tile_rows), 64, 2 * kTileSize};
     if (rows == kStripRows && is_whole<Tiles>(next)) {
       if constexpr (kInPlace<Tiles>)
-        where[which] = tiles_in_place(w, row, next.segments[0].col, kGemvTiles * kTileCols);
+        where[which] = tiles_in_place(w, row, next.segments[0].col, ahead);
       else
-        decode_whole(tiles, w, row, next, dst);
+        decode_whole(tiles, w, row, next, ahead, dst);
     } else {
       for (int64_t n = 0; n < rows; ++n)
         tiles.row(w, row + n, next, dst + n / kTileRows * tile_rows + n % kTileRows * kTileCols);
@@ -289,9 +316,17 @@ void gemv_tiles(const Tiles& tiles, const MatrixView& w, int64_t row_begin, int6
   for (int32_t n = 0, i = 0; n < kStripRows; ++n)
     for (int r = 0; r < num_rows; ++r) scratch.outputs[i++] = n;
   const GemvRegisters registers(num_rows);
-  for (int64_t row = row_begin; row < row_end; row += kStripRows)
-    gemv_strip(tiles, w, row, row_end - row < kStripRows ? row_end - row : kStripRows, inputs,
+  const int64_t stride = w.row_stride_bytes, row_bytes = w.cols * unit_of(w.format).bytes;
+  for (int64_t row = row_begin; row < row_end; row += kStripRows) {
+    const uint8_t* rows = w.data + row * stride;
+    RowsAhead ahead{rows, rows + kStripRows * stride, stride, stride, row_bytes};
+    if (row + kStripRows >= row_end && kept != nullptr && kept->next_rows != nullptr) {
+      ahead.next = kept->next_rows;
+      ahead.next_stride = kept->next_stride_bytes;
+    }
+    gemv_strip(tiles, w, row, row_end - row < kStripRows ? row_end - row : kStripRows, ahead, inputs,
                num_rows, y, scratch);
+  }
 }
 
 // Decode class. False where another kernel has to do it, which depends on the weight alone: scales of

@@ -12,6 +12,9 @@ struct GemvInputs {
   int num_rows;
   float* scales;  // [4], scale_stride apart
   int64_t scale_stride;
+  // Rows to fetch while the last of the call's are multiplied, or null: those behind.
+  const uint8_t* next_rows;
+  int64_t next_stride_bytes;
 };
 
 template <Format kFormat, int kRows>
@@ -20,8 +23,12 @@ struct RowTile {
   static constexpr Unit kUnit = unit_of(kFormat);
   static constexpr int64_t kTiles = kGroup / kTile;
 
-  [[gnu::always_inline]] RowTile(const MatrixView& w_, int64_t row_, const GemvInputs& in_)
+  [[gnu::always_inline]] RowTile(const MatrixView& w_, int64_t row_, int64_t row_end,
+                                 const GemvInputs& in_)
       : w(w_), row(row_), in(in_) {
+    const bool last = row + kRows >= row_end && in.next_rows != nullptr;
+    ahead = last ? in.next_rows : w.data + (row + kRows) * w.row_stride_bytes;
+    ahead_stride = last ? in.next_stride_bytes : w.row_stride_bytes;
 #pragma GCC unroll 4
     for (int i = 0; i < kRows; ++i) {
       data[i] = w.data + (row + i) * w.row_stride_bytes;
@@ -39,6 +46,8 @@ struct RowTile {
   const int64_t row;
   const GemvInputs& in;
   const uint8_t* data[kRows];
+  const uint8_t* ahead;
+  int64_t ahead_stride;
   Lanes total[kMaxGemvRows][kRows];
   NaNProbe probe[kRows];
 
@@ -61,7 +70,7 @@ struct RowTile {
 
   // The same bytes of the rows that are next in turn.
   [[gnu::always_inline]] void prefetch(int i, const Groups& g, int64_t count) const {
-    const uint8_t* next = data[i] + kRows * w.row_stride_bytes + g.begin * kUnit.bytes / kUnit.cols;
+    const uint8_t* next = ahead + i * ahead_stride + g.begin * kUnit.bytes / kUnit.cols;
     for (int64_t byte = 0; byte < count * kUnit.bytes / kUnit.cols; byte += 64)
       _mm_prefetch(reinterpret_cast<const char*>(next + byte), _MM_HINT_T0);
   }
@@ -154,7 +163,7 @@ void gemv_format(const MatrixView& w, int64_t row_begin, int64_t row_end, const 
                  float* const* y) {
   int64_t row = row_begin;
   for (; row + 4 <= row_end; row += 4) {
-    RowTile<kFormat, 4> tile(w, row, in);
+    RowTile<kFormat, 4> tile(w, row, row_end, in);
     if (in.num_rows == 1)
       tile.template run<true>(y);
     else
@@ -162,8 +171,10 @@ void gemv_format(const MatrixView& w, int64_t row_begin, int64_t row_end, const 
   }
   for (; row < row_end; ++row)
     for (int r = 0; r < in.num_rows; ++r) {
-      const GemvInputs one{in.x + r * in.x_stride, in.x_stride, 1, in.scales, in.scale_stride};
-      RowTile<kFormat, 1>(w, row, one).template run<true>(y + r);
+      GemvInputs one = in;
+      one.x += r * in.x_stride;
+      one.num_rows = 1;
+      RowTile<kFormat, 1>(w, row, row_end, one).template run<true>(y + r);
     }
 }
 
@@ -194,7 +205,13 @@ void gemv(const MatrixView& w, int64_t row_begin, int64_t row_end, Compute compu
   const bool sub_blocks = unit_of(w.format).cols == 256;
   const int64_t scales = sub_blocks ? w.cols / 256 * kBlockScales : num_scales(w);
   const int64_t scale_stride = (scales + kLanes - 1) / kLanes * kLanes;
-  const GemvInputs in{inputs, stride, num_rows, rest, scale_stride};
+  const GemvInputs in{inputs,
+                      stride,
+                      num_rows,
+                      rest,
+                      scale_stride,
+                      kept != nullptr ? kept->next_rows : nullptr,
+                      kept != nullptr ? kept->next_stride_bytes : 0};
   if (w.col_step != 1 || w.format == Format::kAWQ || w.format == Format::kGPTQ)
     return gemv_values(w, row_begin, row_end, in, y, rest);
   for_format(w.format, [&](auto format) {

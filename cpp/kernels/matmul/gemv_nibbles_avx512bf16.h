@@ -35,6 +35,12 @@ struct NibbleScales {
   return {_mm512_setzero_si512(), block >= w.cols ? w.cols : block / kStep, 1};
 }
 
+// Weight rows that are fetched while others are multiplied.
+struct NextRows {
+  const uint8_t* rows;
+  int64_t stride_bytes;
+};
+
 // kRows weight rows against all activation rows. Per (weight row, activation row): four vdpbf16ps a
 // step into a fresh register, times the scales into the total; the same whatever kRows and num_rows
 // are. With kSingle (one activation row) the weights never leave the registers.
@@ -46,6 +52,7 @@ struct NibbleTile {
   const int num_rows;
   const float* const scales;  // [kRows], scale_stride apart
   const int64_t scale_stride;
+  const NextRows next;
   const __m512i table = load_table(Nibbles::kValues);
 
   template <bool kSingle>
@@ -91,13 +98,15 @@ struct NibbleTile {
       for (int i = 0; i < kRows; ++i) total[r][i] = _mm512_setzero_ps();
     const uint8_t* p[kRows];
     for (int i = 0; i < kRows; ++i) p[i] = w.data + (row + i) * w.row_stride_bytes;
+    const uint8_t* ahead = next.rows;
     const uint16_t* input = x;
     int64_t scale_index = 0, left = order.steps;
     int64_t col = 0;
     for (; col + kStep <= w.cols; col += kStep, input += num_rows * kStep) {
 #pragma GCC unroll 4
       for (int i = 0; i < kRows; ++i)
-        _mm_prefetch(reinterpret_cast<const char*>(p[i] + kRows * w.row_stride_bytes), _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(ahead + i * next.stride_bytes), _MM_HINT_T0);
+      ahead += Nibbles::kStepBytes;
       step<kSingle>(p, order, scale_index, input, total);
       for (int i = 0; i < kRows; ++i) p[i] += Nibbles::kStepBytes;
       if (--left == 0) {

@@ -37,6 +37,16 @@ constexpr size_t kKeptInputsBytes = 512 * 1024;  // of one x; larger ones are no
 struct KeptInputs {
   uint64_t wanted = 0;
   void* memory = nullptr;  // kKeptInputsBytes, aligned to 64
+  // The weight rows that will probably be read next, or null: they are fetched while the last of
+  // these are multiplied, for whatever memory is asked for first comes late.
+  const uint8_t* next_rows = nullptr;
+  int64_t next_stride_bytes = 0;
+
+  void expect(const MatrixView& w, int64_t row) {
+    const bool there = !w.transposed && row < w.rows;
+    next_rows = there ? w.data + row * w.row_stride_bytes : nullptr;
+    next_stride_bytes = w.row_stride_bytes;
+  }
 
   // Whether x has room, padded as any kernel pads it.
   static bool fits(const MatrixView& w, int64_t num_rows) {

@@ -34,6 +34,7 @@ struct RowTile {
   const int num_rows;
   const float* const scales;  // [kRows], scale_stride apart
   const int64_t scale_stride;
+  const NextRows next;
 
   // One group of `count` columns whose inputs start at `input`; kVectorsUsed is 4, or 2 when
   // count <= kBlock.
@@ -46,11 +47,11 @@ struct RowTile {
 #pragma GCC unroll 4
     for (int i = 0; i < kRows; ++i) {
       const uint8_t* q = p + i * w.row_stride_bytes;
-      _mm_prefetch(reinterpret_cast<const char*>(q + kRows * w.row_stride_bytes), _MM_HINT_T0);
+      const uint8_t* ahead = next.rows + i * next.stride_bytes + g.begin * kElement;
+      _mm_prefetch(reinterpret_cast<const char*>(ahead), _MM_HINT_T0);
       decoder(q, count, weight[i]);
       if constexpr (kVectorsUsed > 2) {
-        _mm_prefetch(reinterpret_cast<const char*>(q + kRows * w.row_stride_bytes + 64),
-                     _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(ahead + 64), _MM_HINT_T0);
         decoder(q + kBlock * kElement, count - kBlock, weight[i] + 2);
       }
       scale[i] = _mm512_set1_ps(
@@ -97,6 +98,14 @@ struct Scratch {
   bool ready;
   float* scales;
   int64_t scale_stride;
+  const KeptInputs* kept;  // or null
+
+  // The rows to fetch while `count` rows from `row` on are multiplied.
+  NextRows next(const MatrixView& w, int64_t row, int64_t count, int64_t end) const {
+    if (row + count >= end && kept != nullptr && kept->next_rows != nullptr)
+      return {kept->next_rows, kept->next_stride_bytes};
+    return {w.data + (row + count) * w.row_stride_bytes, w.row_stride_bytes};
+  }
 };
 
 // function(row, constant of 4 or 1) for the rows, whose scales are then there as float32.
@@ -128,8 +137,14 @@ void gemv_format(const MatrixView& w, int64_t row_begin, int64_t row_end, const 
     for (int r = 0; r < num_rows; ++r, input += kGroup) prepare_group(w.format, g, x[r], input);
   const Decoder decoder;
   for_rows(w, row_begin, row_end, scratch, [&](int64_t row, auto rows) {
-    RowTile<Decoder, rows.value> tile{decoder,        w, row, scratch.inputs, num_rows,
-                                      scratch.scales, scratch.scale_stride};
+    RowTile<Decoder, rows.value> tile{decoder,
+                                      w,
+                                      row,
+                                      scratch.inputs,
+                                      num_rows,
+                                      scratch.scales,
+                                      scratch.scale_stride,
+                                      scratch.next(w, row, rows.value, row_end)};
     if (num_rows == 1)
       tile.template run<true>(y);
     else
@@ -147,7 +162,13 @@ void gemv_nibbles(const MatrixView& w, int64_t row_begin, int64_t row_end, const
   const NibbleScales order = nibble_scales(w);
   for_rows(w, row_begin, row_end, scratch, [&](int64_t row, auto rows) {
     NibbleTile<Nibbles, rows.value> tile{
-        w, row, scratch.inputs, num_rows, scratch.scales, scratch.scale_stride};
+        w,
+        row,
+        scratch.inputs,
+        num_rows,
+        scratch.scales,
+        scratch.scale_stride,
+        scratch.next(w, row, rows.value, row_end)};
     if (num_rows == 1)
       tile.template run<true>(order, y);
     else
@@ -178,7 +199,7 @@ void gemv(const MatrixView& w, int64_t row_begin, int64_t row_end, Compute compu
       static_cast<uint16_t*>(kept != nullptr ? kept->memory : scratch),
       kept != nullptr && kept->ready(w, compute, num_rows, reinterpret_cast<const void*>(&gemv)),
       static_cast<float*>(scratch) + (kMaxGemvRows + 1) * kMaxColumns,
-      (num_scales(w) + kLanes - 1) / kLanes * kLanes};
+      (num_scales(w) + kLanes - 1) / kLanes * kLanes, kept};
   const auto run = [&](auto kernel) { kernel(w, row_begin, row_end, x, num_rows, y, parts); };
   switch (w.format) {
     case Format::kBF16: return run(gemv_format<DecoderBF16>);
