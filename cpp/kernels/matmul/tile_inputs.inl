@@ -9,18 +9,23 @@ constexpr int64_t kAheadFloats = 128;  // of every row, brought into the first c
 
 // tile[position(i)] = pair i of the 16 rows; `n` columns from x[r] + col on, zeros behind. Where x
 // has fewer than 16 rows, zeros too.
-template <typename Position>
+template <bool kWhole, typename Position>
 [[gnu::always_inline]] inline void pack_tile(const float* const* x, int64_t rows, int64_t col,
                                              int64_t n, const Position& position, uint16_t* tile) {
   Lanes pairs[kTileRows];
+#pragma GCC unroll 16
   for (int64_t r = 0; r < kTileRows; ++r) {
-    pairs[r] = zero();
-    if (r >= rows) continue;
-    pairs[r] = (Lanes)round_inputs(x[r] + col, n);
-    _mm_prefetch(reinterpret_cast<const char*>(x[r] + col + kAheadFloats), _MM_HINT_T0);
-    _mm_prefetch(reinterpret_cast<const char*>(x[r] + col + kAheadFloats + 16), _MM_HINT_T0);
+    if (!kWhole && r >= rows) {
+      pairs[r] = zero();
+      continue;
+    }
+    const float* p = x[r] + col;
+    pairs[r] = (Lanes)round_inputs(p, kWhole ? kTileCols : n);
+    _mm_prefetch(reinterpret_cast<const char*>(p + kAheadFloats), _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(p + kAheadFloats + 16), _MM_HINT_T0);
   }
   transpose(pairs);
+#pragma GCC unroll 16
   for (int i = 0; i < kTileRows; ++i)
     store(reinterpret_cast<float*>(tile + position(i) * kTileCols), pairs[i]);
 }
@@ -60,8 +65,12 @@ void pack_inputs(const Chunk& chunk, const float* const* x, int64_t rows, uint16
     for (int t = 0; t < segment.tiles; ++t) {
       uint16_t* unit = panel + (segment.tile + t / Tiles::kUnit * Tiles::kUnit) * kTileSize;
       const int first = t % Tiles::kUnit * static_cast<int>(kTileRows);
-      pack_tile(x, rows, segment.col + t * kTileCols, segment.count - t * kTileCols,
-                [first](int i) { return Tiles::position(first + i); }, unit);
+      const auto position = [first](int i) { return Tiles::position(first + i); };
+      const int64_t col = segment.col + t * kTileCols, left = segment.count - t * kTileCols;
+      if (rows == kTileRows && left >= kTileCols)
+        pack_tile<true>(x, rows, col, left, position, unit);
+      else
+        pack_tile<false>(x, rows, col, left, position, unit);
     }
   }
 }
