@@ -31,9 +31,16 @@ void decode_strip(const Tiles& tiles, const MatrixView& w, int64_t row, int64_t 
     std::memset(weights, 0, static_cast<size_t>(kStripTiles * tile_size) * 2);
     std::memset(scales, 0, sizeof(GemmScratch::scales) / 2);
   }
-  for (int64_t n = 0; n < rows; ++n) {
-    tiles.row(w, row + n, chunk, weights + n / kTileRows * tile_size + n % kTileRows * kTileCols);
-    tiles.scales(w, row + n, chunk, scales + n * kScaleStride);
+  const bool grid = w.scale != nullptr;
+  int64_t next = 0;  // the first row, from `row` on, with another row of the grid
+  Row stored{w.data + row * w.row_stride_bytes, nullptr, w.scale_type};
+  for (int64_t n = 0; n < rows; ++n, stored.data += w.row_stride_bytes) {
+    if (grid && n == next) {
+      stored.scales = scale_row(w, row + n);
+      next += w.block_rows - (n == 0 ? (row + w.row_origin) % w.block_rows : 0);
+    }
+    tiles.decode(stored, chunk, weights + n / kTileRows * tile_size + n % kTileRows * kTileCols);
+    tiles.scales(stored, chunk, scales + n * kScaleStride);
   }
 }
 

@@ -39,11 +39,9 @@ template <const uint16_t* kTable>
 struct TilesNibbles : PlainTiles, GridScales {
   static Cut cut(const MatrixView& w) { return {8, kUnit, w.block_cols, false}; }
   const __m512i table = load_table(kTable);
-  [[gnu::always_inline]] void row(const MatrixView& w, int64_t row, const Chunk& chunk,
-                                  uint16_t* dst) const {
-    const uint8_t* data = w.data + row * w.row_stride_bytes;
+  [[gnu::always_inline]] void decode(const Row& row, const Chunk& chunk, uint16_t* dst) const {
     for_tiles(chunk, [&](int tile, int64_t col, int64_t n) {
-      const __m512i words = nibble_words(load_nibbles(data + col / 2, n), kLowFirst);
+      const __m512i words = nibble_words(load_nibbles(row.data + col / 2, n), kLowFirst);
       _mm512_store_si512(dst + tile * kTileSize, _mm512_permutexvar_epi16(words, table));
     });
   }
@@ -55,13 +53,10 @@ struct TilesScaledMXFP4 : PlainTiles, NoScales {
   static Cut cut(const MatrixView&) { return {8, kUnit, 0, false}; }
   const __m512i table = load_table(kE2M1Values);
   const __mmask32 nonzero = 0xfefefefe;
-  [[gnu::always_inline]] void row(const MatrixView& w, int64_t row, const Chunk& chunk,
-                                  uint16_t* dst) const {
-    const uint8_t* data = w.data + row * w.row_stride_bytes;
-    const uint8_t* scales = scale_row(w, row);
+  [[gnu::always_inline]] void decode(const Row& row, const Chunk& chunk, uint16_t* dst) const {
     for_tiles(chunk, [&](int tile, int64_t col, int64_t n) {
-      const __m512i words = nibble_words(load_nibbles(data + col / 2, n), kLowFirst);
-      const __m512i exponent = _mm512_set1_epi16(static_cast<short>((scales[col / 32] - 127) * 128));
+      const __m512i words = nibble_words(load_nibbles(row.data + col / 2, n), kLowFirst);
+      const __m512i exponent = _mm512_set1_epi16(static_cast<short>((row.scales[col / 32] - 127) * 128));
       const __m512i scaled = _mm512_mask_add_epi16(table, nonzero, table, exponent);
       _mm512_store_si512(dst + tile * kTileSize, _mm512_permutexvar_epi16(words, scaled));
     });
@@ -90,10 +85,9 @@ bool scales_fit(const MatrixView& w, int64_t begin, int64_t end) {
 template <int64_t kBytes, const uint16_t* kTable>
 struct TilesNibbleBlocks : BlockTiles<kBytes> {
   const __m512i table = load_table(kTable);
-  [[gnu::always_inline]] void row(const MatrixView& w, int64_t row, const Chunk& chunk,
-                                  uint16_t* dst) const {
+  [[gnu::always_inline]] void decode(const Row& row, const Chunk& chunk, uint16_t* dst) const {
     for_tiles(chunk, [&](int tile, int64_t col, int64_t) {
-      const uint8_t* codes = this->block(w, row, col) + kBytes - 16;
+      const uint8_t* codes = this->block(row, col) + kBytes - 16;
       const __m512i words = nibble_words(load_nibbles(codes, 32), kLowHalfFirst);
       _mm512_store_si512(dst + tile * kTileSize, _mm512_permutexvar_epi16(words, table));
     });
@@ -119,10 +113,9 @@ constexpr Words32 kFrom0 = make_integers(0), kFromMinus16 = make_integers(-16);
 
 struct TilesQ5_0 : BlockTiles<22> {
   const __m512i table = _mm512_load_si512(kFromMinus16.value);
-  [[gnu::always_inline]] void row(const MatrixView& w, int64_t row, const Chunk& chunk,
-                                  uint16_t* dst) const {
+  [[gnu::always_inline]] void decode(const Row& row, const Chunk& chunk, uint16_t* dst) const {
     for_tiles(chunk, [&](int tile, int64_t col, int64_t) {
-      const uint8_t* p = block(w, row, col);
+      const uint8_t* p = block(row, col);
       const __m512i words = nibble_words(load_nibbles(p + 6, 32), kLowHalfFirst);
       const __m512i low = _mm512_and_si512(words, _mm512_set1_epi16(15));
       const __m512i codes = _mm512_mask_add_epi16(low, load_u32(p + 2), low, _mm512_set1_epi16(16));
