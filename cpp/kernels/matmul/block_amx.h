@@ -45,8 +45,8 @@ class Multiplier {
  public:
   [[gnu::always_inline]] explicit Multiplier(BlockScratch& scratch) : scratch_(scratch) {}
 
-  // sums += weights times inputs, for all panels, two at a time. What is under way when this returns
-  // still needs the scales and the sums, until the next call has returned or finish.
+  // sums += weights times inputs, for all panels, two at a time. What is under way when this
+  // returns still needs the scales and the sums, until the next call or finish has returned.
   void multiply(const Strip& strip, Ahead& ahead) {
     __asm__ volatile("" ::: "memory");  // GCC's tile loads do not say that they read memory
     x_stride_ = strip.chunk.num_tiles * kTileSize;

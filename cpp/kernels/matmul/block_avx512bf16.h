@@ -66,7 +66,7 @@ class Multiplier {
 
   // sums += weights times inputs, for all panels.
   void multiply(const Strip& strip, Ahead& ahead) {
-    const int64_t blocks = (strip.panels + kBlockPanels - 1) / kBlockPanels;  // of nearly equal size
+    const int64_t blocks = (strip.panels + kBlockPanels - 1) / kBlockPanels;  // nearly equal
     for (int64_t block = 0; block < blocks; ++block) {
       const int64_t panel = strip.panels * block / blocks;
       ahead.step();

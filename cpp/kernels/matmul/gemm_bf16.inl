@@ -17,7 +17,7 @@ struct GemmScratch {
   float sums[kMaxSumTiles * kTileRows * kTileRows];  // [output tile][panel][16 outputs][16 rows]
   uint16_t inputs[kChunks * kMaxPanels * kMaxChunkTiles * kTileSize];      // [chunk][panel][tile]
   uint16_t weights[kStripTiles * kMaxChunkTiles * kMaxParts * kTileSize];  // [output tile][tile]
-  float scales[2][kStripTiles * kTileRows * kScaleStride];  // this strip's, the last one's: [output][segment]
+  float scales[2][kStripTiles * kTileRows * kScaleStride];  // in turn: [output][segment]
   BlockScratch block;
 };
 static_assert(sizeof(GemmScratch) <= kMatmulScratchBytes);

@@ -30,8 +30,8 @@ template <bool kWhole, typename Position>
     store(reinterpret_cast<float*>(tile + position(i) * kTileCols), pairs[i]);
 }
 
-// The sums of eight tiles over their 32 columns, as three BF16 numbers each: columns 0 to 7, 8 to 15
-// and 16 to 23 of the tile; zeros behind.
+// The sums of eight tiles over their 32 columns, as three BF16 numbers each: columns 0 to 7, 8 to
+// 15 and 16 to 23 of the tile; zeros behind.
 [[gnu::always_inline]] inline void pack_sums(const uint16_t* tiles, uint16_t* sums) {
   const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3f80);
   for (int pair = 0; pair < 4; ++pair) {
@@ -40,7 +40,8 @@ template <bool kWhole, typename Position>
       rest[i] = zero();
       const uint16_t* tile = tiles + (pair * 2 + i) * kTileSize;
       for (int row = 0; row < kTileRows; ++row)
-        rest[i] = _mm512_dpbf16_ps(rest[i], (__m512bh)_mm512_load_si512(tile + row * kTileCols), ones);
+        rest[i] = _mm512_dpbf16_ps(
+            rest[i], (__m512bh)_mm512_load_si512(tile + row * kTileCols), ones);
     }
     for (int part = 0; part < 3; ++part) {
       const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(round_bf16(rest[0])), 16);

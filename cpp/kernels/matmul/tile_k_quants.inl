@@ -1,11 +1,11 @@
 // GGUF blocks of 256 as tiles: one block a chunk.
 //
 // kQ4_K and kQ5_K: codes, a scale every 32 columns, and less a minimum every 32 columns. The minima
-// are a ninth tile: their 6-bit codes times the sums of x over 32 columns, which stand there as three
-// BF16 numbers each (tile_inputs.inl), scaled by -dmin.
+// are a ninth tile: their 6-bit codes times the sums of x over 32 columns, which stand there as
+// three BF16 numbers each (tile_inputs.inl), scaled by -dmin.
 //
-// kQ6_K: code times sub-block scale has at most 14 bits: the sum of two BF16 numbers. The block's own
-// scale is then the only one.
+// kQ6_K: code times sub-block scale has at most 14 bits: the sum of two BF16 numbers. The block's
+// own scale is then the only one.
 
 // 32 bytes as words.
 [[gnu::always_inline]] inline __m512i byte_words(const uint8_t* p) {

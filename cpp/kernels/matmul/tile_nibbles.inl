@@ -56,7 +56,8 @@ struct TilesScaledMXFP4 : PlainTiles, NoScales {
   [[gnu::always_inline]] void decode(const Row& row, const Chunk& chunk, uint16_t* dst) const {
     for_tiles(chunk, [&](int tile, int64_t col, int64_t n) {
       const __m512i words = nibble_words(load_nibbles(row.data + col / 2, n), kLowFirst);
-      const __m512i exponent = _mm512_set1_epi16(static_cast<short>((row.scales[col / 32] - 127) * 128));
+      const auto exponent_bits = static_cast<short>((row.scales[col / 32] - 127) * 128);
+      const __m512i exponent = _mm512_set1_epi16(exponent_bits);
       const __m512i scaled = _mm512_mask_add_epi16(table, nonzero, table, exponent);
       _mm512_store_si512(dst + tile * kTileSize, _mm512_permutexvar_epi16(words, scaled));
     });
@@ -65,7 +66,8 @@ struct TilesScaledMXFP4 : PlainTiles, NoScales {
 
 // Whether 0.5 and 6 times each scale of the rows are normal BF16 numbers, of groups of 32.
 bool scales_fit(const MatrixView& w, int64_t begin, int64_t end) {
-  if (w.scale_type != ScaleType::kE8M0 || w.block_cols != 32 || w.col_origin % 32 != 0) return false;
+  if (w.scale_type != ScaleType::kE8M0 || w.block_cols != 32 || w.col_origin % 32 != 0)
+    return false;
   __m512i out = _mm512_setzero_si512();
   const int64_t count = num_scales(w);
   for (int64_t row = begin; row < end; ++row) {
