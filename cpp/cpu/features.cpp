@@ -19,8 +19,8 @@ uint64_t saved_register_state() {
   return static_cast<uint64_t>(high) << 32 | low;
 }
 
-// Linux gives a process the 8 KiB of tile registers on request only (5.16 and later); the threads and
-// children of the process then have it, too.
+// Linux gives a process the 8 KiB of tile registers on request only (5.16 and later); its threads
+// and children then have them, too.
 bool may_use_tiles() {
   constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XTILEDATA
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;

@@ -3,7 +3,8 @@
 // Two tiles of outputs by two panels are four tiles of sums, enough to hide the latency of one
 // tdpbf16ps. The sums of a segment are stored just before the next segment starts on the same tile
 // register, and scaled behind its products, up to four segments in one pass: a tdpbf16ps is then
-// always under way, while scaling waits for nothing. The pipeline goes on from panel to panel.
+// always under way, while scaling waits for nothing. The pipeline goes on from panel to panel and
+// from strip to strip.
 #pragma once
 #include <immintrin.h>
 
@@ -36,46 +37,61 @@ class TileRegisters {
   TileRegisters& operator=(const TileRegisters&) = delete;
 };
 
-// kW tiles of outputs by kX panels; weights are the sum of kParts tiles.
-template <int kW, int kX, int kParts>
-class Pipeline {
- public:
-  [[gnu::always_inline]] Pipeline(const Strip& strip, BlockScratch& scratch)
-      : strip_(strip), x_stride_(strip.chunk.num_tiles * kTileSize), scratch_(scratch) {}
+constexpr int64_t kPanelsTogether = 2;
 
-  // All segments of the panels [panel, panel + kX).
-  [[gnu::always_inline]] void panels(int64_t panel) {
-    const int num_segments = strip_.chunk.num_segments;
-    for (int s = 0; s < num_segments; ++s) {
-      const Segment& segment = strip_.chunk.segments[s];
-      const uint16_t* w = strip_.weights + segment.tile * kParts * kTileSize;
-      const uint16_t* x = strip_.inputs + panel * x_stride_ + segment.tile * kTileSize;
-      float* last = scratch_.sums[last_.slot];
-      multiply<true>(w, x, last);
-      for (int t = 1; t < segment.tiles * kParts; ++t)
-        multiply<false>(w + t * kTileSize, x + t / kParts * kTileSize, last);
-      if (last_.complete) scale();
-      const int slot = s % kSlots;
-      last_ = {panel, s - slot, slot, slot == kSlots - 1 || s == num_segments - 1};
+// Weights are the sum of kParts tiles.
+template <int kParts>
+class Multiplier {
+ public:
+  [[gnu::always_inline]] explicit Multiplier(BlockScratch& scratch) : scratch_(scratch) {}
+
+  // sums += weights times inputs, for all panels, two at a time. What is under way when this
+  // returns still needs the scales and the sums, until the next call or finish has returned.
+  void multiply(const Strip& strip, Ahead& ahead) {
+    __asm__ volatile("" ::: "memory");  // GCC's tile loads do not say that they read memory
+    x_stride_ = strip.chunk.num_tiles * kTileSize;
+    const int num_segments = strip.chunk.num_segments;
+    for (int64_t panel = 0; panel < strip.panels; panel += kPanelsTogether) {
+      ahead.step();
+      for (int s = 0; s < num_segments; ++s) {
+        const Segment& segment = strip.chunk.segments[s];
+        const uint16_t* w = strip.weights + segment.tile * kParts * kTileSize;
+        const uint16_t* x = strip.inputs + panel * x_stride_ + segment.tile * kTileSize;
+        float* last = scratch_.sums[last_.slot];
+        multiply_tile<true>(w, x, last);
+        for (int t = 1; t < segment.tiles * kParts; ++t)
+          multiply_tile<false>(w + t * kTileSize, x + t / kParts * kTileSize, last);
+        if (last_.complete) scale();
+        const int slot = s % kSlots;
+        last_ = {strip.sums + panel * kSums, strip.panels * kSums, strip.scales + s - slot, slot,
+                 slot == kSlots - 1 || s == num_segments - 1};
+      }
     }
   }
 
   [[gnu::always_inline]] void finish() {
-    store_sums(scratch_.sums[last_.slot]);
+    float* last = scratch_.sums[last_.slot];
+    _tile_stored(0, last, 64);
+    _tile_stored(1, last + kSums, 64);
+    _tile_stored(2, last + 2 * kSums, 64);
+    _tile_stored(3, last + 3 * kSums, 64);
     scale();
   }
 
  private:
   // The segment whose sums are in the tile registers.
   struct Last {
-    int64_t panel;
-    int first_segment, slot;  // of those that are scaled in one pass
+    float* totals;            // of output tile 0 and the first of the panels
+    int64_t stride;           // to those of output tile 1
+    const float* scales;      // of the first segment that is scaled in one pass with it
+    int slot;                 // among those
     bool complete;            // it is the last one of them
   };
 
   // One tile of columns. With kFirst a segment starts: the sums of the last one go to `last`.
   template <bool kFirst>
-  [[gnu::always_inline]] void multiply(const uint16_t* w, const uint16_t* x, float* last) const {
+  [[gnu::always_inline]] void multiply_tile(const uint16_t* w, const uint16_t* x,
+                                            float* last) const {
     _tile_loadd(4, w, 64);
     _tile_loadd(6, x, 64);
     if constexpr (kFirst) {
@@ -83,36 +99,23 @@ class Pipeline {
       _tile_zero(0);
     }
     _tile_dpbf16ps(0, 4, 6);
-    if constexpr (kX > 1) {
-      _tile_loadd(7, x + x_stride_, 64);
-      if constexpr (kFirst) {
-        _tile_stored(1, last + kSums, 64);
-        _tile_zero(1);
-      }
-      _tile_dpbf16ps(1, 4, 7);
+    _tile_loadd(7, x + x_stride_, 64);
+    if constexpr (kFirst) {
+      _tile_stored(1, last + kSums, 64);
+      _tile_zero(1);
     }
-    if constexpr (kW > 1) {
-      _tile_loadd(5, w + kParts * x_stride_, 64);
-      if constexpr (kFirst) {
-        _tile_stored(2, last + 2 * kSums, 64);
-        _tile_zero(2);
-      }
-      _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_loadd(5, w + kParts * x_stride_, 64);
+    if constexpr (kFirst) {
+      _tile_stored(2, last + 2 * kSums, 64);
+      _tile_zero(2);
     }
-    if constexpr (kW > 1 && kX > 1) {
-      if constexpr (kFirst) {
-        _tile_stored(3, last + 3 * kSums, 64);
-        _tile_zero(3);
-      }
-      _tile_dpbf16ps(3, 5, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    if constexpr (kFirst) {
+      _tile_stored(3, last + 3 * kSums, 64);
+      _tile_zero(3);
     }
-  }
-
-  [[gnu::always_inline]] static void store_sums(float* last) {
-    _tile_stored(0, last, 64);
-    if constexpr (kX > 1) _tile_stored(1, last + kSums, 64);
-    if constexpr (kW > 1) _tile_stored(2, last + 2 * kSums, 64);
-    if constexpr (kW > 1 && kX > 1) _tile_stored(3, last + 3 * kSums, 64);
+    _tile_dpbf16ps(3, 5, 7);
   }
 
   // Adds the sums of the slots up to the last one's to the totals.
@@ -126,16 +129,16 @@ class Pipeline {
   }
   template <int kCount>
   [[gnu::always_inline]] void scale_slots() {
-    for (int a = 0; a < kW; ++a) {
-      const float* scales = strip_.scales + a * kTileRows * kScaleStride + last_.first_segment;
-      float* totals = strip_.sums + (a * strip_.panels + last_.panel) * kSums;
+    for (int a = 0; a < 2; ++a) {
+      const float* scales = last_.scales + a * kTileRows * kScaleStride;
+      float* totals = last_.totals + a * last_.stride;
 #pragma GCC unroll 16
       for (int64_t n = 0; n < kTileRows; ++n) {
         __m512 factor[kCount];
 #pragma GCC unroll 4
         for (int s = 0; s < kCount; ++s) factor[s] = _mm512_set1_ps(scales[n * kScaleStride + s]);
 #pragma GCC unroll 2
-        for (int b = 0; b < kX; ++b) {
+        for (int b = 0; b < kPanelsTogether; ++b) {
           float* total = totals + b * kSums + n * kTileRows;
           __m512 sum = _mm512_load_ps(total);
 #pragma GCC unroll 4
@@ -149,38 +152,10 @@ class Pipeline {
     }
   }
 
-  const Strip& strip_;
-  const int64_t x_stride_;
   BlockScratch& scratch_;
-  Last last_ = {0, 0, 0, false};
+  int64_t x_stride_ = 0;
+  Last last_ = {nullptr, 0, nullptr, 0, false};
 };
-
-template <int kW, int kX, int kParts>
-void multiply_panels(const Strip& strip, int64_t panel, int64_t end, Ahead& ahead,
-                     BlockScratch& scratch) {
-  if (panel == end) return;
-  Pipeline<kW, kX, kParts> pipeline(strip, scratch);
-  for (; panel < end; panel += kX) {
-    ahead.step();
-    pipeline.panels(panel);
-  }
-  pipeline.finish();
-}
-
-// sums[a][panel] += the strip's weights times the panel, for a < output_tiles (1 or 2).
-template <int kParts>
-[[gnu::always_inline]] inline void multiply_strip(const Strip& strip, int output_tiles,
-                                                  Ahead& ahead, BlockScratch& scratch) {
-  __asm__ volatile("" ::: "memory");  // GCC's tile loads do not say that they read memory
-  const int64_t even = strip.panels / 2 * 2;
-  if (output_tiles == 2) {
-    multiply_panels<2, 2, kParts>(strip, 0, even, ahead, scratch);
-    multiply_panels<2, 1, kParts>(strip, even, strip.panels, ahead, scratch);
-  } else {
-    multiply_panels<1, 2, kParts>(strip, 0, even, ahead, scratch);
-    multiply_panels<1, 1, kParts>(strip, even, strip.panels, ahead, scratch);
-  }
-}
 
 }  // namespace matmul_amx
 }  // namespace moechat

@@ -56,37 +56,46 @@ template <int kX, int kParts>
   }
 }
 
-template <int kX, int kParts>
-void multiply_panels(const Strip& strip, int64_t panel, int output_tiles) {
-  const int64_t stride = strip.chunk.num_tiles * kTileSize;
-  for (int n = 0; n < output_tiles * kTileRows; n += kBlockOutputs) {
-    const int64_t tile = n / kTileRows, row = n % kTileRows;
-    float* sums = strip.sums + (tile * strip.panels + panel) * kPanelSums + row * kTileRows;
-    for (int s = 0; s < strip.chunk.num_segments; ++s) {
-      const Segment& segment = strip.chunk.segments[s];
-      multiply_segment<kX, kParts>(
-          strip.weights + (tile * stride + segment.tile * kTileSize) * kParts + row * kTileCols,
-          strip.inputs + panel * stride + segment.tile * kTileSize, stride, segment.tiles,
-          strip.scales + n * kScaleStride + s, sums);
-    }
-  }
-}
+constexpr int64_t kPanelsTogether = 1;
 
-// sums[a][panel] += the strip's weights times the panel, for a < output_tiles (1 or 2).
+// Weights are the sum of kParts tiles.
 template <int kParts>
-[[gnu::always_inline]] inline void multiply_strip(const Strip& strip, int output_tiles,
-                                                  Ahead& ahead, BlockScratch&) {
-  const int64_t blocks = (strip.panels + kBlockPanels - 1) / kBlockPanels;  // of nearly equal size
-  for (int64_t block = 0; block < blocks; ++block) {
-    const int64_t panel = strip.panels * block / blocks;
-    ahead.step();
-    switch (strip.panels * (block + 1) / blocks - panel) {
-      case 1: multiply_panels<1, kParts>(strip, panel, output_tiles); break;
-      case 2: multiply_panels<2, kParts>(strip, panel, output_tiles); break;
-      default: multiply_panels<kBlockPanels, kParts>(strip, panel, output_tiles);
+class Multiplier {
+ public:
+  [[gnu::always_inline]] explicit Multiplier(BlockScratch&) {}
+
+  // sums += weights times inputs, for all panels.
+  void multiply(const Strip& strip, Ahead& ahead) {
+    const int64_t blocks = (strip.panels + kBlockPanels - 1) / kBlockPanels;  // nearly equal
+    for (int64_t block = 0; block < blocks; ++block) {
+      const int64_t panel = strip.panels * block / blocks;
+      ahead.step();
+      switch (strip.panels * (block + 1) / blocks - panel) {
+        case 1: multiply_panels<1>(strip, panel); break;
+        case 2: multiply_panels<2>(strip, panel); break;
+        default: multiply_panels<kBlockPanels>(strip, panel);
+      }
     }
   }
-}
+  void finish() {}
+
+ private:
+  template <int kX>
+  static void multiply_panels(const Strip& strip, int64_t panel) {
+    const int64_t stride = strip.chunk.num_tiles * kTileSize;
+    for (int64_t n = 0; n < 2 * kTileRows; n += kBlockOutputs) {
+      const int64_t tile = n / kTileRows, row = n % kTileRows;
+      float* sums = strip.sums + (tile * strip.panels + panel) * kPanelSums + row * kTileRows;
+      for (int s = 0; s < strip.chunk.num_segments; ++s) {
+        const Segment& segment = strip.chunk.segments[s];
+        multiply_segment<kX, kParts>(
+            strip.weights + (tile * stride + segment.tile * kTileSize) * kParts + row * kTileCols,
+            strip.inputs + panel * stride + segment.tile * kTileSize, stride, segment.tiles,
+            strip.scales + n * kScaleStride + s, sums);
+      }
+    }
+  }
+};
 
 }  // namespace matmul_avx512bf16
 }  // namespace moechat

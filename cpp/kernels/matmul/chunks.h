@@ -15,7 +15,7 @@ namespace moechat {
 constexpr int64_t kTileRows = 16;
 constexpr int64_t kTileCols = 32;
 constexpr int64_t kTileSize = kTileRows * kTileCols;
-constexpr int kMaxChunkTiles = 9;     // 256 columns and their sums: a strip stays in the first cache
+constexpr int kMaxChunkTiles = 9;     // 256 columns and their sums: the first cache holds a strip
 constexpr int64_t kScaleStride = 16;  // between the scales of two outputs: one a segment
 
 struct Segment {

@@ -4,19 +4,20 @@
 //   rows of x at a time, outputs at a time    their float32 sums stay in the second-level cache
 //   a few chunks of columns                   x packed for all of these outputs
 //   strip of 32 outputs, chunk                decoded for all of these rows of x
-//   multiply_strip                            the instruction set's own part: block_<isa>.h
+//   Multiplier                                the instruction set's own part: block_<isa>.h
 
 constexpr int64_t kStripTiles = 2;      // tiles of 16 outputs that are decoded together
 constexpr int64_t kMaxPanels = 16;      // of 16 rows of x
 constexpr int64_t kMaxSumTiles = 512;   // of 16 outputs times 16 rows of x: 512 KiB
 constexpr int64_t kChunks = 4;          // that x is packed for
+constexpr int64_t kStepsAhead = 2;      // strips and chunks whose bytes are fetched ahead
 constexpr int64_t kMaxParts = 2;
 
 struct GemmScratch {
   float sums[kMaxSumTiles * kTileRows * kTileRows];  // [output tile][panel][16 outputs][16 rows]
   uint16_t inputs[kChunks * kMaxPanels * kMaxChunkTiles * kTileSize];      // [chunk][panel][tile]
   uint16_t weights[kStripTiles * kMaxChunkTiles * kMaxParts * kTileSize];  // [output tile][tile]
-  float scales[kStripTiles * kTileRows * kScaleStride];                    // [output][segment]
+  float scales[2][kStripTiles * kTileRows * kScaleStride];  // in turn: [output][segment]
   BlockScratch block;
 };
 static_assert(sizeof(GemmScratch) <= kMatmulScratchBytes);
@@ -24,16 +25,22 @@ static_assert(sizeof(GemmScratch) <= kMatmulScratchBytes);
 // Decodes `rows` weight rows from `row` on, a strip; zeros for the rows that are missing.
 template <typename Tiles>
 void decode_strip(const Tiles& tiles, const MatrixView& w, int64_t row, int64_t rows,
-                  const Chunk& chunk, GemmScratch& scratch) {
+                  const Chunk& chunk, uint16_t* weights, float* scales) {
   const int64_t tile_size = chunk.num_tiles * Tiles::kParts * kTileSize;
   if (rows < kStripTiles * kTileRows) {
-    std::memset(scratch.weights, 0, static_cast<size_t>(kStripTiles * tile_size) * 2);
-    std::memset(scratch.scales, 0, sizeof scratch.scales);
+    std::memset(weights, 0, static_cast<size_t>(kStripTiles * tile_size) * 2);
+    std::memset(scales, 0, sizeof(GemmScratch::scales) / 2);
   }
-  for (int64_t n = 0; n < rows; ++n) {
-    tiles.row(w, row + n, chunk,
-              scratch.weights + n / kTileRows * tile_size + n % kTileRows * kTileCols);
-    tiles.scales(w, row + n, chunk, scratch.scales + n * kScaleStride);
+  const bool grid = w.scale != nullptr;
+  int64_t next = 0;  // the first row, from `row` on, with another row of the grid
+  Row stored{w.data + row * w.row_stride_bytes, nullptr, w.scale_type};
+  for (int64_t n = 0; n < rows; ++n, stored.data += w.row_stride_bytes) {
+    if (grid && n == next) {
+      stored.scales = scale_row(w, row + n);
+      next += w.block_rows - (n == 0 ? (row + w.row_origin) % w.block_rows : 0);
+    }
+    tiles.decode(stored, chunk, weights + n / kTileRows * tile_size + n % kTileRows * kTileCols);
+    tiles.scales(stored, chunk, scales + n * kScaleStride);
   }
 }
 
@@ -50,7 +57,7 @@ void store_sums(const float* sums, int64_t begin, int64_t end, int64_t panels, i
     }
 }
 
-// The bytes of the rows [row, end), one strip at most, in a chunk.
+// The bytes of the rows [row, end), one strip at most, in a chunk; none behind the end.
 Ahead look_ahead(const MatrixView& w, int64_t row, int64_t end, const Chunk& chunk,
                  int64_t panels) {
   const Unit unit = unit_of(w.format);
@@ -65,16 +72,25 @@ Ahead look_ahead(const MatrixView& w, int64_t row, int64_t end, const Chunk& chu
   return ahead;
 }
 
+[[gnu::always_inline]] inline int64_t round_up(int64_t n, int64_t unit) {
+  return (n + unit - 1) / unit * unit;
+}
+[[gnu::always_inline]] inline int64_t num_panels(int64_t num_rows) {
+  return round_up((num_rows + kTileRows - 1) / kTileRows, kPanelsTogether);
+}
+
 // At most kMaxPanels * kTileRows rows, and as many outputs as their sums have room.
 template <typename Tiles>
 void gemm_block(const MatrixView& w, int64_t begin, int64_t end, const float* const* x,
                 int64_t num_rows, float* const* y, GemmScratch& scratch) {
   const Tiles tiles;
-  const int64_t panels = (num_rows + kTileRows - 1) / kTileRows;
-  const int64_t output_tiles = (end - begin + kTileRows - 1) / kTileRows;
-  const int64_t tile_sums = panels * kTileRows * kTileRows;  // of one tile of outputs
-  std::memset(scratch.sums, 0, static_cast<size_t>(output_tiles * tile_sums) * 4);
+  const int64_t panels = num_panels(num_rows), strip_rows = kStripTiles * kTileRows;
+  const int64_t strips = (end - begin + strip_rows - 1) / strip_rows;
+  const int64_t strip_sums = panels * strip_rows * kTileRows;
+  std::memset(scratch.sums, 0, static_cast<size_t>(strips * strip_sums) * 4);
+  Multiplier<Tiles::kParts> multiplier(scratch.block);
   Chunks cut(w, Tiles::cut(w));
+  int turn = 0;  // of the scales
   for (bool more = true; more;) {
     Chunk chunks[kChunks];
     uint16_t* inputs[kChunks + 1] = {scratch.inputs};
@@ -90,20 +106,21 @@ void gemm_block(const MatrixView& w, int64_t begin, int64_t end, const float* co
         pack_inputs<Tiles>(chunks[c], x + row, rows,
                            inputs[c] + panel * chunks[c].num_tiles * kTileSize);
     }
-    for (int64_t tile = 0; tile < output_tiles; tile += kStripTiles) {
-      const int64_t row = begin + tile * kTileRows;
-      const int64_t rows =
-          end - row < kStripTiles * kTileRows ? end - row : kStripTiles * kTileRows;
-      for (int c = 0; c < count; ++c) {
-        decode_strip(tiles, w, row, rows, chunks[c], scratch);
-        Ahead ahead = c + 1 < count ? look_ahead(w, row, end, chunks[c + 1], panels)
-                                    : look_ahead(w, row + rows, end, chunks[0], panels);
-        const Strip strip{chunks[c],      scratch.weights, inputs[c],
-                          scratch.scales, scratch.sums + tile * tile_sums, panels};
-        multiply_strip<Tiles::kParts>(strip, rows > kTileRows ? 2 : 1, ahead, scratch.block);
-      }
+    for (int64_t step = 0; step < strips * count; ++step, turn ^= 1) {
+      const int64_t strip = step / count, row = begin + strip * strip_rows;
+      const Chunk& chunk = chunks[step % count];
+      float* scales = scratch.scales[turn];
+      decode_strip(tiles, w, row, end - row < strip_rows ? end - row : strip_rows, chunk,
+                   scratch.weights, scales);
+      const int64_t later = step + kStepsAhead;
+      Ahead ahead = look_ahead(w, begin + later / count * strip_rows, end, chunks[later % count],
+                               panels);
+      multiplier.multiply({chunk, scratch.weights, inputs[step % count], scales,
+                           scratch.sums + strip * strip_sums, panels},
+                          ahead);
     }
   }
+  multiplier.finish();
   store_sums(scratch.sums, begin, end, panels, num_rows, y);
 }
 
@@ -114,8 +131,7 @@ void gemm_tiles(const MatrixView& w, int64_t row_begin, int64_t row_end, const f
   for (int64_t r = 0; r < num_rows; r += kMaxPanels * kTileRows) {
     const int64_t rows =
         num_rows - r < kMaxPanels * kTileRows ? num_rows - r : kMaxPanels * kTileRows;
-    const int64_t panels = (rows + kTileRows - 1) / kTileRows;
-    const int64_t outputs = kMaxSumTiles / panels / kStripTiles * kStripTiles * kTileRows;
+    const int64_t outputs = kMaxSumTiles / num_panels(rows) / kStripTiles * kStripTiles * kTileRows;
     for (int64_t begin = row_begin; begin < row_end; begin += outputs)
       gemm_block<Tiles>(w, begin, begin + outputs < row_end ? begin + outputs : row_end, x + r,
                         rows, y + r, scratch);

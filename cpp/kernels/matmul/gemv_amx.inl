@@ -159,9 +159,8 @@ template <typename Tiles>
                                                 const RowsAhead& rows_ahead, uint16_t* dst) {
   const Tiles tiles = decoder;  // its own copy: no store can change it, so it stays in registers
   const Unit unit = unit_of(w.format);
-  MatrixView view = w;
   const int64_t begin = chunk.segments[0].col / unit.cols * unit.bytes;
-  view.data += begin + row * w.row_stride_bytes;
+  Row stored{w.data + row * w.row_stride_bytes + begin, nullptr, w.scale_type};
   const RowsAhead ahead = rows_ahead.from(begin);
   const int64_t stride = w.row_stride_bytes;
   const int64_t bytes = kGemvTiles * kTileCols / unit.cols * unit.bytes;
@@ -169,10 +168,10 @@ template <typename Tiles>
   whole.num_segments = 1;
   whole.num_tiles = kGemvTiles;
   whole.segments[0] = {0, kGemvTiles * kTileCols, 0, kGemvTiles, false};
-  for (int64_t n = 0; n < kStripRows; ++n, view.data += stride) {
+  for (int64_t n = 0; n < kStripRows; ++n, stored.data += stride) {
     ahead.fetch(n, bytes);
-    tiles.row(view, 0, whole,
-              dst + n / kTileRows * (kGemvTiles * kTileSize) + n % kTileRows * kTileCols);
+    tiles.decode(stored, whole,
+                 dst + n / kTileRows * (kGemvTiles * kTileSize) + n % kTileRows * kTileCols);
   }
 }
 
@@ -262,7 +261,8 @@ void gemv_strip(const Tiles& tiles, const MatrixView& w, int64_t row, int64_t ro
         decode_whole(tiles, w, row, next, ahead, dst);
     } else {
       for (int64_t n = 0; n < rows; ++n)
-        tiles.row(w, row + n, next, dst + n / kTileRows * tile_rows + n % kTileRows * kTileCols);
+        tiles.decode({w.data + (row + n) * w.row_stride_bytes, nullptr, w.scale_type}, next,
+                     dst + n / kTileRows * tile_rows + n % kTileRows * kTileCols);
     }
   };
   int which = 0;

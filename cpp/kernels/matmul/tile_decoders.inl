@@ -5,11 +5,18 @@
 //   arrange(columns)     the order of the 32 columns of a tile; before position()
 //   kParts               BF16 numbers whose sum a weight is: so many tiles of weights a tile of x
 //   cut(w)               how the row is cut
-//   row(...)             one row of a chunk: 32 BF16 at dst of every tile, kTileSize apart
+//   decode(...)          one row of a chunk: 32 BF16 at dst of every tile, kTileSize apart
 //   scales(...)          one scale a segment of the chunk
 //
 // No byte behind a row's last one is read. What stands in a tile behind a segment's last column is
 // finite: it meets zeros.
+
+// A stored row, and its first scale in a grid.
+struct Row {
+  const uint8_t* data;
+  const uint8_t* scales;
+  ScaleType scale_type;
+};
 
 struct PlainTiles {
   static constexpr int kUnit = 1, kParts = 1;
@@ -41,19 +48,32 @@ template <typename Function>
                                       half(_mm512_castsi512_si256(words)));
 }
 
+// n <= kLanes scales as float32, exactly.
+[[gnu::always_inline]] inline Lanes load_scales(ScaleType type, const uint8_t* p, int64_t n) {
+  const auto halves = [=] { return _mm256_maskz_loadu_epi16(first(n), p); };
+  switch (type) {
+    case ScaleType::kF32: return load(reinterpret_cast<const float*>(p), n);
+    case ScaleType::kBF16: return from_bits((Ints)_mm512_cvtepu16_epi32(halves()) << 16);
+    case ScaleType::kF16: return _mm512_cvtph_ps(halves());
+    case ScaleType::kE8M0: break;
+  }
+  const Ints code = (Ints)_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(first(n), p));
+  const Ints bits = code == 0u ? Ints{} + 0x00400000u : code << 23;  // 2^-127 is denormal
+  return from_bits(code == 255u ? Ints{} + 0x7fc00000u : bits);
+}
+
 // Scales in a grid.
 struct GridScales {
-  [[gnu::always_inline]] static void scales(const MatrixView& w, int64_t row, const Chunk& chunk,
-                                            float* dst) {
-    convert_scales(w.scale_type,
-                   scale_row(w, row) + chunk.first_scale * scale_bytes(w.scale_type),
-                   chunk.num_segments, 1.0f, dst);
+  [[gnu::always_inline]] static void scales(const Row& row, const Chunk& chunk, float* dst) {
+    store(dst, load_scales(row.scale_type,
+                           row.scales + chunk.first_scale * scale_bytes(row.scale_type),
+                           chunk.num_segments));
   }
 };
 
 // None: the whole chunk is one segment.
 struct NoScales {
-  [[gnu::always_inline]] static void scales(const MatrixView&, int64_t, const Chunk&, float* dst) {
+  [[gnu::always_inline]] static void scales(const Row&, const Chunk&, float* dst) {
     *dst = 1.0f;
   }
 };
@@ -66,15 +86,13 @@ struct TilesFP8 : GridScales {
   [[gnu::always_inline]] static __m512i arrange(__m512i columns) { return columns; }
   static Cut cut(const MatrixView& w) { return {8, kUnit, w.block_cols, false}; }
 
-  const DecoderFP8 decode;
-  [[gnu::always_inline]] void row(const MatrixView& w, int64_t row, const Chunk& chunk,
-                                  uint16_t* dst) const {
-    const uint8_t* codes = w.data + row * w.row_stride_bytes;
+  const DecoderFP8 decoder;
+  [[gnu::always_inline]] void decode(const Row& row, const Chunk& chunk, uint16_t* dst) const {
     for (int s = 0; s < chunk.num_segments; ++s) {
       const Segment& segment = chunk.segments[s];
       for (int t = 0; t < segment.tiles; t += kUnit) {
         __m512i out[kUnit];
-        decode(codes + segment.col + t * kTileCols, segment.count - t * kTileCols, out);
+        decoder(row.data + segment.col + t * kTileCols, segment.count - t * kTileCols, out);
         for (int i = 0; i < kUnit; ++i)
           _mm512_store_si512(dst + (segment.tile + t + i) * kTileSize, out[i]);
       }
@@ -84,11 +102,10 @@ struct TilesFP8 : GridScales {
 
 struct TilesBF16 : PlainTiles, NoScales {
   static Cut cut(const MatrixView&) { return {8, kUnit, 0, false}; }
-  [[gnu::always_inline]] static void row(const MatrixView& w, int64_t row, const Chunk& chunk,
-                                         uint16_t* dst) {
-    const uint8_t* data = w.data + row * w.row_stride_bytes;
+  [[gnu::always_inline]] static void decode(const Row& row, const Chunk& chunk, uint16_t* dst) {
     for_tiles(chunk, [&](int tile, int64_t col, int64_t n) {
-      _mm512_store_si512(dst + tile * kTileSize, _mm512_maskz_loadu_epi16(first32(n), data + 2 * col));
+      _mm512_store_si512(dst + tile * kTileSize,
+                         _mm512_maskz_loadu_epi16(first32(n), row.data + 2 * col));
     });
   }
 };
@@ -97,23 +114,20 @@ struct TilesBF16 : PlainTiles, NoScales {
 template <int64_t kBytes>
 struct BlockTiles : PlainTiles {
   static Cut cut(const MatrixView&) { return {8, kUnit, kTileCols, false}; }
-  [[gnu::always_inline]] static const uint8_t* block(const MatrixView& w, int64_t row,
-                                                     int64_t col) {
-    return w.data + row * w.row_stride_bytes + col / kTileCols * kBytes;
+  [[gnu::always_inline]] static const uint8_t* block(const Row& row, int64_t col) {
+    return row.data + col / kTileCols * kBytes;
   }
-  [[gnu::always_inline]] static void scales(const MatrixView& w, int64_t row, const Chunk& chunk,
-                                            float* dst) {
-    const uint8_t* p = block(w, row, chunk.segments[0].col);
+  [[gnu::always_inline]] static void scales(const Row& row, const Chunk& chunk, float* dst) {
+    const uint8_t* p = block(row, chunk.segments[0].col);
     for (int s = 0; s < chunk.num_segments; ++s, p += kBytes)
       dst[s] = kBytes == 17 ? e8m0_to_f32(*p) : f16_at(p);
   }
 };
 
 struct TilesQ8_0 : BlockTiles<34> {
-  [[gnu::always_inline]] static void row(const MatrixView& w, int64_t row, const Chunk& chunk,
-                                         uint16_t* dst) {
+  [[gnu::always_inline]] static void decode(const Row& row, const Chunk& chunk, uint16_t* dst) {
     for_tiles(chunk, [&](int tile, int64_t col, int64_t) {
-      const auto* codes = reinterpret_cast<const __m256i*>(block(w, row, col) + 2);
+      const auto* codes = reinterpret_cast<const __m256i*>(block(row, col) + 2);
       _mm512_store_si512(dst + tile * kTileSize,
                          words_to_bf16(_mm512_cvtepi8_epi16(_mm256_loadu_si256(codes))));
     });

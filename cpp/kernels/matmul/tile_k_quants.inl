@@ -1,11 +1,11 @@
 // GGUF blocks of 256 as tiles: one block a chunk.
 //
 // kQ4_K and kQ5_K: codes, a scale every 32 columns, and less a minimum every 32 columns. The minima
-// are a ninth tile: their 6-bit codes times the sums of x over 32 columns, which stand there as three
-// BF16 numbers each (tile_inputs.inl), scaled by -dmin.
+// are a ninth tile: their 6-bit codes times the sums of x over 32 columns, which stand there as
+// three BF16 numbers each (tile_inputs.inl), scaled by -dmin.
 //
-// kQ6_K: code times sub-block scale has at most 14 bits: the sum of two BF16 numbers. The block's own
-// scale is then the only one.
+// kQ6_K: code times sub-block scale has at most 14 bits: the sum of two BF16 numbers. The block's
+// own scale is then the only one.
 
 // 32 bytes as words.
 [[gnu::always_inline]] inline __m512i byte_words(const uint8_t* p) {
@@ -16,15 +16,13 @@ template <Format kFormat>
 struct TilesWithMinima : PlainTiles {
   static constexpr int64_t kBytes = unit_of(kFormat).bytes;
   static Cut cut(const MatrixView&) { return {9, kUnit, kTileCols, true}; }
-  [[gnu::always_inline]] static const uint8_t* block(const MatrixView& w, int64_t row,
-                                                     const Chunk& chunk) {
-    return w.data + row * w.row_stride_bytes + chunk.segments[0].col / 256 * kBytes;
+  [[gnu::always_inline]] static const uint8_t* block(const Row& row, const Chunk& chunk) {
+    return row.data + chunk.segments[0].col / 256 * kBytes;
   }
 
   const __m512i table = _mm512_load_si512(kFrom0.value);
-  [[gnu::always_inline]] void row(const MatrixView& w, int64_t row, const Chunk& chunk,
-                                  uint16_t* dst) const {
-    const uint8_t* p = block(w, row, chunk);
+  [[gnu::always_inline]] void decode(const Row& row, const Chunk& chunk, uint16_t* dst) const {
+    const uint8_t* p = block(row, chunk);
     const __m512i fifths = kFormat == Format::kQ5_K ? byte_words(p + 16) : _mm512_setzero_si512();
     const uint8_t* codes = p + kBytes - 128;
     for (int i = 0; i < 8; ++i) {
@@ -44,9 +42,8 @@ struct TilesWithMinima : PlainTiles {
                        _mm512_maskz_broadcast_i32x4(0x0fff, minima_bf16));
   }
 
-  [[gnu::always_inline]] static void scales(const MatrixView& w, int64_t row, const Chunk& chunk,
-                                            float* dst) {
-    const uint8_t* p = block(w, row, chunk);
+  [[gnu::always_inline]] static void scales(const Row& row, const Chunk& chunk, float* dst) {
+    const uint8_t* p = block(row, chunk);
     store_eight(k_codes(p).scales, f16_at(p), dst);
     dst[8] = -f16_at(p + 2);
   }
@@ -56,14 +53,12 @@ struct TilesQ6_K : PlainTiles {
   static constexpr int kParts = 2;
   static constexpr int64_t kBytes = 210;
   static Cut cut(const MatrixView&) { return {8, kUnit, 256, false}; }
-  [[gnu::always_inline]] static const uint8_t* block(const MatrixView& w, int64_t row,
-                                                     const Chunk& chunk) {
-    return w.data + row * w.row_stride_bytes + chunk.segments[0].col / 256 * kBytes;
+  [[gnu::always_inline]] static const uint8_t* block(const Row& row, const Chunk& chunk) {
+    return row.data + chunk.segments[0].col / 256 * kBytes;
   }
 
-  [[gnu::always_inline]] static void row(const MatrixView& w, int64_t row, const Chunk& chunk,
-                                         uint16_t* dst) {
-    const uint8_t* p = block(w, row, chunk);
+  [[gnu::always_inline]] static void decode(const Row& row, const Chunk& chunk, uint16_t* dst) {
+    const uint8_t* p = block(row, chunk);
     for (int i = 0; i < 8; ++i) {
       const int half = i / 4, quarter = i % 4;
       __m512i low = byte_words(p + half * 64 + quarter % 2 * 32);
@@ -87,8 +82,7 @@ struct TilesQ6_K : PlainTiles {
     }
   }
 
-  [[gnu::always_inline]] static void scales(const MatrixView& w, int64_t row, const Chunk& chunk,
-                                            float* dst) {
-    *dst = f16_at(block(w, row, chunk) + 208);
+  [[gnu::always_inline]] static void scales(const Row& row, const Chunk& chunk, float* dst) {
+    *dst = f16_at(block(row, chunk) + 208);
   }
 };

@@ -40,13 +40,13 @@ constexpr Words32 kLowHalfFirst = make_nibble_order(low_half_first);
 template <const uint16_t* kTable>
 struct TilesNibbles : PlainTiles, GridScales {
   static Cut cut(const MatrixView& w) { return {8, kUnit, w.block_cols, false}; }
-  [[gnu::always_inline]] static __m512i arrange(__m512i columns) { return put_in_order(columns, kLowFirst); }
+  [[gnu::always_inline]] static __m512i arrange(__m512i columns) {
+    return put_in_order(columns, kLowFirst);
+  }
   const __m512i table = load_table(kTable);
-  [[gnu::always_inline]] void row(const MatrixView& w, int64_t row, const Chunk& chunk,
-                                  uint16_t* dst) const {
-    const uint8_t* data = w.data + row * w.row_stride_bytes;
+  [[gnu::always_inline]] void decode(const Row& row, const Chunk& chunk, uint16_t* dst) const {
     for_tiles(chunk, [&](int tile, int64_t col, int64_t n) {
-      const __m512i words = nibble_words(load_nibbles(data + col / 2, n));
+      const __m512i words = nibble_words(load_nibbles(row.data + col / 2, n));
       _mm512_store_si512(dst + tile * kTileSize, _mm512_permutexvar_epi16(words, table));
     });
   }
@@ -56,16 +56,16 @@ struct TilesNibbles : PlainTiles, GridScales {
 // exponents of the table, and nothing remains to be done with the sums.
 struct TilesScaledMXFP4 : PlainTiles, NoScales {
   static Cut cut(const MatrixView&) { return {8, kUnit, 0, false}; }
-  [[gnu::always_inline]] static __m512i arrange(__m512i columns) { return put_in_order(columns, kLowFirst); }
+  [[gnu::always_inline]] static __m512i arrange(__m512i columns) {
+    return put_in_order(columns, kLowFirst);
+  }
   const __m512i table = load_table(kE2M1Values);
   const __mmask32 nonzero = 0xfefefefe;
-  [[gnu::always_inline]] void row(const MatrixView& w, int64_t row, const Chunk& chunk,
-                                  uint16_t* dst) const {
-    const uint8_t* data = w.data + row * w.row_stride_bytes;
-    const uint8_t* scales = scale_row(w, row);
+  [[gnu::always_inline]] void decode(const Row& row, const Chunk& chunk, uint16_t* dst) const {
     for_tiles(chunk, [&](int tile, int64_t col, int64_t n) {
-      const __m512i words = nibble_words(load_nibbles(data + col / 2, n));
-      const __m512i exponent = _mm512_set1_epi16(static_cast<short>((scales[col / 32] - 127) * 128));
+      const __m512i words = nibble_words(load_nibbles(row.data + col / 2, n));
+      const auto exponent_bits = static_cast<short>((row.scales[col / 32] - 127) * 128);
+      const __m512i exponent = _mm512_set1_epi16(exponent_bits);
       const __m512i scaled = _mm512_mask_add_epi16(table, nonzero, table, exponent);
       _mm512_store_si512(dst + tile * kTileSize, _mm512_permutexvar_epi16(words, scaled));
     });
@@ -74,7 +74,8 @@ struct TilesScaledMXFP4 : PlainTiles, NoScales {
 
 // Whether 0.5 and 6 times each scale of the rows are normal BF16 numbers, of groups of 32.
 bool scales_fit(const MatrixView& w, int64_t begin, int64_t end) {
-  if (w.scale_type != ScaleType::kE8M0 || w.block_cols != 32 || w.col_origin % 32 != 0) return false;
+  if (w.scale_type != ScaleType::kE8M0 || w.block_cols != 32 || w.col_origin % 32 != 0)
+    return false;
   __m512i out = _mm512_setzero_si512();
   const int64_t count = num_scales(w);
   for (int64_t row = begin; row < end; ++row) {
@@ -93,12 +94,13 @@ bool scales_fit(const MatrixView& w, int64_t begin, int64_t end) {
 // GGUF blocks whose low nibbles are the first half.
 template <int64_t kBytes, const uint16_t* kTable>
 struct TilesNibbleBlocks : BlockTiles<kBytes> {
-  [[gnu::always_inline]] static __m512i arrange(__m512i columns) { return put_in_order(columns, kLowHalfFirst); }
+  [[gnu::always_inline]] static __m512i arrange(__m512i columns) {
+    return put_in_order(columns, kLowHalfFirst);
+  }
   const __m512i table = load_table(kTable);
-  [[gnu::always_inline]] void row(const MatrixView& w, int64_t row, const Chunk& chunk,
-                                  uint16_t* dst) const {
+  [[gnu::always_inline]] void decode(const Row& row, const Chunk& chunk, uint16_t* dst) const {
     for_tiles(chunk, [&](int tile, int64_t col, int64_t) {
-      const uint8_t* codes = this->block(w, row, col) + kBytes - 16;
+      const uint8_t* codes = this->block(row, col) + kBytes - 16;
       const __m512i words = nibble_words(load_nibbles(codes, 32));
       _mm512_store_si512(dst + tile * kTileSize, _mm512_permutexvar_epi16(words, table));
     });
@@ -120,12 +122,13 @@ constexpr Words32 make_integers(int offset) {
 constexpr Words32 kFrom0 = make_integers(0), kFromMinus16 = make_integers(-16);
 
 struct TilesQ5_0 : BlockTiles<22> {
-  [[gnu::always_inline]] static __m512i arrange(__m512i columns) { return put_in_order(columns, kLowHalfFirst); }
+  [[gnu::always_inline]] static __m512i arrange(__m512i columns) {
+    return put_in_order(columns, kLowHalfFirst);
+  }
   const __m512i table = _mm512_load_si512(kFromMinus16.value);
-  [[gnu::always_inline]] void row(const MatrixView& w, int64_t row, const Chunk& chunk,
-                                  uint16_t* dst) const {
+  [[gnu::always_inline]] void decode(const Row& row, const Chunk& chunk, uint16_t* dst) const {
     for_tiles(chunk, [&](int tile, int64_t col, int64_t) {
-      const uint8_t* p = block(w, row, col);
+      const uint8_t* p = block(row, col);
       const __m512i words = nibble_words(load_nibbles(p + 6, 32));
       const __m512i low = _mm512_and_si512(words, _mm512_set1_epi16(15));
       const __mmask32 fifths = _mm512_movepi16_mask(arrange(_mm512_movm_epi16(load_u32(p + 2))));

@@ -262,6 +262,13 @@ bool agrees(const Matrix& m, Kernel kernel, Compute compute, const Rows& x, cons
   return true;
 }
 
+// XINUSE of XTILEDATA: whether a context switch would have them to save. Only where AMX runs.
+bool tile_registers_in_use() {
+  uint32_t low, high;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(1));
+  return (low >> 18 & 1) != 0;
+}
+
 void check_kernel(const InstructionSet& set, Kernel kernel, const Matrix& m, Place place,
                   std::mt19937& random) {
   const bool transposed = kernel == Kernel::kTransposed;
@@ -269,9 +276,11 @@ void check_kernel(const InstructionSet& set, Kernel kernel, const Matrix& m, Pla
   const int64_t outputs = transposed ? m.view.cols : m.view.rows;
   std::uniform_real_distribution<float> value(-1.0f, 1.0f);
   // Everything is slow under a sanitizer: few rows where the matrix is large or one of many.
-  const std::vector<int64_t> few = {1, 9}, many = {1, 2, 7, 8, 16};
+  std::vector<int64_t> counts = {1, 9};
   const bool large = m.view.rows * m.view.cols > 20000 || m.view.format > Format::kFP8;
-  for (const int64_t rows : large ? few : many) {
+  if (!large) counts = {1, 2, 7, 8, 16};
+  if (kernel == Kernel::kGemm && m.view.rows * m.view.cols < 50000) counts.push_back(19);
+  for (const int64_t rows : counts) {
     Rows x(rows, inputs, 0.0f, place);
     for (float* row : x.pointers)
       for (int64_t i = 0; i < inputs; ++i) row[i] = value(random);
@@ -281,6 +290,7 @@ void check_kernel(const InstructionSet& set, Kernel kernel, const Matrix& m, Pla
         const int64_t end = whole ? outputs : outputs - outputs / 4;
         Rows y(rows, outputs, 77.0f, place);
         run(*set.matmul, kernel, m.view, begin, end, compute, x, y);
+        if (std::strcmp(set.name, "amx") == 0) CHECK(!tile_registers_in_use());
         const bool good = agrees(m, kernel, compute, x, y, begin, end);
         if (!good)
           std::fprintf(stderr, "%s kernel %d format %d: %lld x %lld, %lld rows, [%lld, %lld)\n",
