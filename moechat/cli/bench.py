@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from moechat.cli import options
+from moechat.cli import bench_model, options
 
 
 def build_app() -> typer.Typer:
@@ -18,13 +18,8 @@ def build_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
 
-    # A callback keeps "kernels" a sub-command while it is the only one.
-    @app.callback()
-    def bench() -> None:
-        pass
-
     app.command("kernels")(kernels)
-    # bench_model.add(app) goes here.
+    bench_model.add(app)
     return app
 
 
