@@ -7,52 +7,162 @@ from typing import Annotated, Any
 
 import typer
 
-from moechat.cli import bench_model, options
+from moechat.bench.settings import (
+    CUT_OPTIONS,
+    KERNEL_OPTIONS,
+    MODEL_OPTIONS,
+    KernelSettings,
+    ModelSettings,
+    Options,
+)
+from moechat.cli import options
 
 
 def build_app() -> typer.Typer:
-    """The sub-commands of ``moechat bench``."""
+    """``moechat bench`` and its sub-commands."""
     app = typer.Typer(
-        rich_markup_mode=None,
-        help="Measure this machine.",
-        context_settings={"help_option_names": ["-h", "--help"]},
+        rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]}
     )
-
+    app.callback(invoke_without_command=True)(bench)
+    app.command("model")(model)
     app.command("kernels")(kernels)
-    bench_model.add(app)
     return app
 
 
-def _option(name: str, metavar: str) -> Any:
-    """A text option that KernelSettings reads; its default and help stand there."""
-    from moechat.bench.kernel_options import OPTIONS
-
-    default, text = OPTIONS[name]
+def _text(table: Options, name: str, metavar: str) -> Any:
+    """A text that bench.settings reads; its default and help stand there, too."""
+    default, text = table[name]
     if default is not None:
         text += f" Default: {default}."
     return typer.Option(f"--{name}", metavar=metavar, help=text, show_default=False)
 
 
+Synthetic = Annotated[
+    str | None,
+    typer.Option(
+        "--synthetic", metavar="NAME", help="NAME's shapes with random weights: nothing is fetched."
+    ),
+]
+Layers = Annotated[str | None, _text(CUT_OPTIONS, "layers", "N")]
+Experts = Annotated[str | None, _text(CUT_OPTIONS, "experts", "N")]
+Format = Annotated[str | None, _text(CUT_OPTIONS, "format", "NAME")]
+Threads = Annotated[str | None, _text(MODEL_OPTIONS, "threads", "N")]
+Repetitions = Annotated[str | None, _text(MODEL_OPTIONS, "repetitions", "N")]
+MaxContext = Annotated[str | None, _text(MODEL_OPTIONS, "max-context", "N")]
 Plot = Annotated[
     Path | None,
     typer.Option(
-        "--plot",
-        metavar="FILE.svg|FILE.png",
-        help="Write a roofline picture: GB/s achieved, under plain reading.",
-        show_default=False,
+        "--plot", metavar="FILE", help="Write a picture: .svg or .png.", show_default=False
     ),
 ]
 
 
+def bench(
+    context: typer.Context,
+    synthetic: Synthetic = None,
+    layers: Layers = None,
+    experts: Experts = None,
+    format_: Format = None,
+    threads: Threads = None,
+    repetitions: Repetitions = None,
+    max_context: MaxContext = None,
+    plot: Plot = None,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> int:
+    """Measure this machine.
+
+    The options are those of --synthetic, which tells what a model that is not here would do.
+
+    \b
+      moechat bench model mini
+      moechat bench --synthetic deepseek-v3
+      moechat bench kernels
+    """
+    if context.invoked_subcommand is None:
+        texts = _model_texts(layers, experts, format_, threads, repetitions, max_context)
+        return _run_model(None, synthetic, texts, as_json, plot)
+    given = (synthetic, layers, experts, format_, threads, repetitions, max_context, plot)
+    if as_json or any(value is not None for value in given):
+        raise typer.BadParameter(f"options go after `{context.invoked_subcommand}`")
+    return 0
+
+
+def model(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="A name that `moechat list` shows, a folder, or a GGUF file.", metavar="[MODEL]"
+        ),
+    ] = None,
+    synthetic: Synthetic = None,
+    layers: Layers = None,
+    experts: Experts = None,
+    format_: Format = None,
+    threads: Threads = None,
+    repetitions: Repetitions = None,
+    max_context: MaxContext = None,
+    plot: Plot = None,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> int:
+    """Measure prefill and decode of a whole model.
+
+    Bursts of decoding alternate with bursts of plainly reading the same files: how near decoding
+    comes to that is told as a ratio. What a token costs besides is the fixed cost.
+
+    \b
+      moechat bench model mini
+      moechat bench model /path/to/folder --max-context 16384 --plot speed.svg
+      moechat bench model --synthetic kimi-k2-thinking --layers 1 --json
+
+    With --synthetic a few layers of NAME's real shapes are built with random weights in the cache
+    folder, and removed at the end. Time a layer is measured, the whole model's is extrapolated.
+    """
+    texts = _model_texts(layers, experts, format_, threads, repetitions, max_context)
+    return _run_model(model, synthetic, texts, as_json, plot)
+
+
+Texts = dict[str, "str | None"]
+
+
+def _model_texts(
+    layers: str | None,
+    experts: str | None,
+    format_: str | None,
+    threads: str | None,
+    repetitions: str | None,
+    max_context: str | None,
+) -> Texts:
+    return {
+        "layers": layers,
+        "experts": experts,
+        "format": format_,
+        "threads": threads,
+        "repetitions": repetitions,
+        "max-context": max_context,
+    }
+
+
+def _run_model(
+    model: str | None, synthetic: str | None, texts: Texts, as_json: bool, plot: Path | None
+) -> int:
+    from moechat.bench.command import run_model
+
+    settings = ModelSettings.from_texts(texts)
+    run_model(model, synthetic, settings, as_json=as_json, plot=plot)
+    return 0
+
+
 def kernels(
-    format_: Annotated[str | None, _option("format", "NAMES")] = None,
-    shape: Annotated[str | None, _option("shape", "MODEL")] = None,
-    threads: Annotated[str | None, _option("threads", "N[,N...]")] = None,
-    batch: Annotated[str | None, _option("batch", "B[,B...]")] = None,
-    experts_hit: Annotated[str | None, _option("experts-hit", "same|uniform")] = None,
-    experts: Annotated[str | None, _option("experts", "N")] = None,
-    bursts: Annotated[str | None, _option("bursts", "N")] = None,
-    isa: Annotated[str | None, _option("isa", "NAME")] = None,
+    format_: Annotated[str | None, _text(KERNEL_OPTIONS, "format", "NAMES")] = None,
+    shape: Annotated[str | None, _text(KERNEL_OPTIONS, "shape", "MODEL")] = None,
+    threads: Annotated[str | None, _text(KERNEL_OPTIONS, "threads", "N[,N...]")] = None,
+    batch: Annotated[str | None, _text(KERNEL_OPTIONS, "batch", "B[,B...]")] = None,
+    experts_hit: Annotated[str | None, _text(KERNEL_OPTIONS, "experts-hit", "same|uniform")] = None,
+    experts: Annotated[str | None, _text(KERNEL_OPTIONS, "experts", "N")] = None,
+    bursts: Annotated[str | None, _text(KERNEL_OPTIONS, "bursts", "N")] = None,
+    isa: Annotated[str | None, _text(KERNEL_OPTIONS, "isa", "NAME")] = None,
     plot: Plot = None,
     as_json: options.AsJson = False,
     debug: options.Debug = False,
@@ -69,8 +179,7 @@ def kernels(
       moechat bench kernels --format fp8 --threads 1,2 --plot roofline.svg
       moechat bench kernels --format int4 --batch 1,8 --experts-hit uniform --json
     """
-    from moechat.bench.kernel_command import run_kernels
-    from moechat.bench.kernel_settings import KernelSettings
+    from moechat.bench.command import run_kernels
 
     texts = {
         "format": format_,

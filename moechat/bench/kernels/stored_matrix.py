@@ -14,7 +14,7 @@ from moechat import _native
 from moechat.errors import Usage
 
 _GROUP = 32  # columns of a scale of int4 and mxfp4
-_PACKED_GROUP = 128  # inputs of a scale of awq and gptq
+_GROUPS = {"int4": _GROUP, "mxfp4": _GROUP}
 # GGUF blocks: columns, bytes, and where the high byte of a float16 scale stands with its value. A
 # high byte h is a scale of about 2^(h / 4 - 15); these make weights of about 1/32.
 _BLOCKS: dict[str, tuple[int, int, dict[int, int]]] = {
@@ -26,7 +26,7 @@ _BLOCKS: dict[str, tuple[int, int, dict[int, int]]] = {
     "q6_k": (256, 210, {209: 0x08}),
     "mxfp4_block": (32, 17, {0: 121}),  # E8M0: 2^(121 - 127)
 }
-_RMS = {"fp8": 127.0, "int4": 4.6, "awq": 4.6, "gptq": 4.6}  # of random codes
+_RMS = {"fp8": 127.0, "int4": 4.6}  # of random codes
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,12 @@ class StoredMatrix:
     format: str
     data: NDArray[Any]
     scale: NDArray[Any] | None = None
-    zeros: NDArray[Any] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def parts(self) -> list[tuple[str, NDArray[Any]]]:
         """The arrays that there are, by field name."""
-        named = (("data", self.data), ("scale", self.scale), ("zeros", self.zeros))
+        named = (("data", self.data), ("scale", self.scale))
         return [(name, array) for name, array in named if array is not None]
 
     @property
@@ -62,48 +61,31 @@ def random_matrix(
 
     Raises Usage for a shape that the format cannot hold.
     """
-    unit = {"int4": _GROUP, "mxfp4": _GROUP, "awq": _PACKED_GROUP, "gptq": _PACKED_GROUP}
-    columns = _BLOCKS[format][0] if format in _BLOCKS else unit.get(format, 1)
-    if inputs % columns or (format in ("awq", "gptq") and outputs % 8):
+    columns = _BLOCKS[format][0] if format in _BLOCKS else _GROUPS.get(format, 1)
+    if inputs % columns:
         raise Usage(
             f"{format} cannot hold a matrix of {outputs} x {inputs}",
             f"it stores inputs in groups of {columns}",
         )
     if format in _BLOCKS:
         return StoredMatrix(format, _blocks(format, outputs, inputs, generator))
-    if format in ("f32", "f16", "bf16"):
-        return StoredMatrix(format, _plain(format, outputs, inputs, generator))
+    if format == "bf16":
+        values = generator.standard_normal((outputs, inputs), np.float32)
+        return StoredMatrix(format, _bf16(values * np.float32(1 / math.sqrt(inputs))))
     if format == "fp8":
-        return _fp8(outputs, inputs, generator)
+        data = generator.integers(0, 256, (outputs, inputs), np.uint8)
+        data[data & 0x7F == 0x7F] = 0x7E  # the two NaN codes
+        grid = (-(-outputs // 128), -(-inputs // 128))
+        scale = _scales(format, inputs, grid, generator)
+        return StoredMatrix(format, data, scale, {"block": (128, 128)})
+    data = generator.integers(0, 256, (outputs, inputs // 2), np.uint8)
+    grid = (outputs, inputs // _GROUP)
     if format == "mxfp4":
-        data = generator.integers(0, 256, (outputs, inputs // 2), np.uint8)
-        exponents = generator.integers(117, 121, (outputs, inputs // _GROUP), np.uint8)
-        return StoredMatrix(format, data, exponents, options={"block": (1, _GROUP)})
-    return _int4(format, outputs, inputs, generator)
-
-
-def _fp8(outputs: int, inputs: int, generator: np.random.Generator) -> StoredMatrix:
-    data = generator.integers(0, 256, (outputs, inputs), np.uint8)
-    data[data & 0x7F == 0x7F] = 0x7E  # the two NaN codes
-    grid = (-(-outputs // 128), -(-inputs // 128))
-    scale = _scales("fp8", inputs, grid, generator)
-    return StoredMatrix("fp8", data, scale, options={"block": (128, 128)})
-
-
-def _int4(format: str, outputs: int, inputs: int, generator: np.random.Generator) -> StoredMatrix:
-    """compressed-tensors INT4; or AWQ and GPTQ, stored [inputs, outputs] with zero points."""
-    if format == "int4":
-        data = generator.integers(0, 256, (outputs, inputs // 2), np.uint8).view(np.int32)
-        scale = _bf16(_scales(format, inputs, (outputs, inputs // _GROUP), generator))
-        options = {"block": (1, _GROUP), "scale_type": "bf16", "cols": inputs}
-        return StoredMatrix(format, data, scale, options=options)
-    words = (inputs, outputs // 8) if format == "awq" else (inputs // 8, outputs)
-    data = generator.integers(0, 256, (words[0], words[1] * 4), np.uint8).view(np.int32)
-    grid = (inputs // _PACKED_GROUP, outputs)
-    scale = _scales(format, inputs, grid, generator).astype(np.float16).view(np.uint16)
-    zeros = np.full((grid[0], outputs // 8), 0x77777777, np.int32)
-    options = {"block": (_PACKED_GROUP, 1), "scale_type": "f16", "transposed": True}
-    return StoredMatrix(format, data, scale, zeros, options)
+        exponents = generator.integers(117, 121, grid, np.uint8)
+        return StoredMatrix(format, data, exponents, {"block": (1, _GROUP)})
+    scales = _bf16(_scales(format, inputs, grid, generator))
+    options = {"block": (1, _GROUP), "scale_type": "bf16", "cols": inputs}
+    return StoredMatrix(format, data.view(np.int32), scales, options)
 
 
 def _blocks(
@@ -114,14 +96,6 @@ def _blocks(
     for offset, high_byte in scales.items():
         data[..., offset] = high_byte
     return data.reshape(outputs, -1)
-
-
-def _plain(format: str, outputs: int, inputs: int, generator: np.random.Generator) -> NDArray[Any]:
-    values = generator.standard_normal((outputs, inputs), np.float32)
-    values *= np.float32(1 / math.sqrt(inputs))
-    if format == "f32":
-        return values
-    return values.astype(np.float16).view(np.uint16) if format == "f16" else _bf16(values)
 
 
 def _scales(

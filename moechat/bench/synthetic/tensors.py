@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from moechat.bench.synthetic_config import Shape, config_of
+from moechat.bench.synthetic.config import Shape, config_of
 from moechat.errors import Usage
 from moechat.models.architectures import read_spec, tensor_table
 from moechat.models.spec import TensorSpec

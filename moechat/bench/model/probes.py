@@ -1,4 +1,4 @@
-"""The timings of an open engine: prefill of a length, decode at a context, sampling."""
+"""Bursts of an open engine: decode at a context, prefill of a length; and sampling."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from moechat import _native
+from moechat.bench.bursts import Work
 from moechat.decode.worker import StepLast
 from moechat.engine.engine import Engine
 from moechat.engine.session import Session
@@ -23,7 +24,6 @@ _MAX_DECODE_TOKENS = 200
 _MIN_DECODE_TOKENS = 3
 _FILL_TOKENS = 2048  # of one packet
 _SAMPLES = 64
-REFERENCE_VOCAB = 129_280  # DeepSeek-V3's: sampling is wanted within 0.3 ms there
 
 
 class DecodeProbe:
@@ -34,37 +34,37 @@ class DecodeProbe:
     PromptTooLong when the context does not fit the model's.
     """
 
-    def __init__(self, engine: Engine, context: int, seed: int = 0) -> None:
+    def __init__(self, engine: Engine, context: int, token_bytes: int = 0, seed: int = 0) -> None:
+        self.threads = engine.threads
         self._session = engine.session()
-        self._context = context
+        self._context, self._token_bytes = context, token_bytes
         self._random = np.random.default_rng(seed)
         self._vocab = engine.spec.vocab_size
-        self._tokens = _MIN_DECODE_TOKENS
+        self._seed = seed
+        self.tokens = _MIN_DECODE_TOKENS  # of one burst
         if context:
             _fill(engine, self._session, context, self._random)
-        self._seed = seed
-        self.seconds_per_token()  # the first one touches new pages
-        tokens = round(_DECODE_SECONDS / self.seconds_per_token())
+        self.burst()  # the first one touches new pages
+        work = self.burst()
+        tokens = round(_DECODE_SECONDS * work.calls / work.seconds)
         room = engine.context_tokens - context - 1
-        self._tokens = max(min(tokens, _MAX_DECODE_TOKENS, room), 1)
+        self.tokens = max(min(tokens, _MAX_DECODE_TOKENS, room), 1)
 
-    @property
-    def tokens(self) -> int:
-        """Tokens of one burst."""
-        return self._tokens
-
-    def seconds_per_token(self) -> float:
-        """One burst, at temperature 1: a step and a sample each. The session is then as before."""
+    def burst(self) -> Work:
+        """At temperature 1, a step and a sample each token. The session is then as before."""
         self._seed += 1
-        params = SamplingParams(seed=self._seed, max_tokens=self._tokens, ignore_end=True)
+        params = SamplingParams(seed=self._seed, max_tokens=self.tokens, ignore_end=True)
         first = int(self._random.integers(self._vocab))
-        finished: Finished | None = None
-        for event in self._session.generate([first], params):
-            if isinstance(event, Finished):
-                finished = event
-        assert finished is not None
+        cpu_began = time.process_time()
+        (finished,) = (
+            event
+            for event in self._session.generate([first], params)
+            if isinstance(event, Finished)
+        )
+        cpu_seconds = time.process_time() - cpu_began
         self._session.rewind(self._context)
-        return finished.stats.decode_seconds / finished.stats.decode_tokens
+        tokens = finished.stats.decode_tokens
+        return Work(tokens, finished.stats.decode_seconds, cpu_seconds, tokens * self._token_bytes)
 
     def close(self) -> None:
         """Free the cache."""
@@ -92,16 +92,25 @@ def _fill(engine: Engine, session: Session, tokens: int, random: np.random.Gener
         raise error
 
 
-def prefill_seconds(engine: Engine, tokens: int, seed: int = 0) -> float:
-    """A prompt of random tokens in a new session, no logits."""
-    ids = np.random.default_rng(seed).integers(0, engine.spec.vocab_size, tokens).tolist()
-    session = engine.session()
-    try:
-        began = time.perf_counter()
-        session.extend(ids, logits=None)
-        return time.perf_counter() - began
-    finally:
-        session.close()
+class PrefillProbe:
+    """A prompt of ``tokens`` random tokens in a new session, no logits."""
+
+    def __init__(self, engine: Engine, tokens: int) -> None:
+        self.threads = engine.threads
+        self._engine, self._tokens, self._seed = engine, tokens, 0
+
+    def burst(self) -> Work:
+        """One prompt, another each time. Bytes are not counted: weights serve many tokens."""
+        self._seed += 1
+        random = np.random.default_rng(self._seed)
+        ids = random.integers(0, self._engine.spec.vocab_size, self._tokens).tolist()
+        session = self._engine.session()
+        try:
+            began, cpu_began = time.perf_counter(), time.process_time()
+            session.extend(ids, logits=None)
+            return Work(1, time.perf_counter() - began, time.process_time() - cpu_began, 0)
+        finally:
+            session.close()
 
 
 def sampling_seconds(vocab: int) -> list[float]:

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moechat import _native
+from moechat.bench.kernels.experts import ExpertShape
+from moechat.bench.kernels.stored_matrix import StoredMatrix, random_matrix
 from moechat.bench.machine import available_memory_bytes, last_level_cache_bytes
-from moechat.bench.shapes import ExpertShape
-from moechat.bench.stored_matrix import StoredMatrix, random_matrix
 from moechat.errors import DoesNotFit
 from moechat.folders import cache_folder
 
@@ -189,7 +189,7 @@ def _check_room(folder: Path, num_bytes: int) -> None:
             f"{next_step}, or another folder in TMPDIR",
         )
     memory_bytes = available_memory_bytes()
-    if memory_bytes is not None and num_bytes > _MEMORY_SHARE * memory_bytes:
+    if num_bytes > _MEMORY_SHARE * memory_bytes:
         raise DoesNotFit(
             f"{what} do not fit the memory", f"{memory_bytes / 1e9:.1f} GB are available", next_step
         )

@@ -9,19 +9,7 @@ from operator import itemgetter
 
 import numpy as np
 
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Median, least and greatest of some repetitions."""
-
-    median: float
-    least: float
-    greatest: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        """Of at least one value."""
-        return cls(statistics.median(values), min(values), max(values))
+from moechat.bench.bursts import Burst, Spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +64,15 @@ def extrapolate(
         return sum(number * one[part] for part, number in whole.items())
 
     return Fit({part: spread(itemgetter(part)) for part in whole}, spread(total))
+
+
+def at_one_speed(parts: Sequence[Sequence[Burst]]) -> list[list[float]]:
+    """Seconds a call by round and part, had memory been as fast as its median all the time.
+
+    Decode waits for memory, whose speed on shared machines changes by a factor of two meanwhile.
+    """
+    usual = Spread.of([burst.read_bytes_per_second for bursts in parts for burst in bursts]).median
+    return [
+        [burst.seconds_per_call * burst.read_bytes_per_second / usual for burst in bursts]
+        for bursts in zip(*parts, strict=True)
+    ]

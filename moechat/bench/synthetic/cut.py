@@ -4,26 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moechat.bench.synthetic_config import Shape
-from moechat.bench.synthetic_tensors import Recipe, Sizes, least_experts
+from moechat.bench.synthetic.config import Shape
+from moechat.bench.synthetic.tensors import Recipe, Sizes, least_experts
 from moechat.errors import DoesNotFit, Usage
 
 _SHARE_OF_RAM = 0.6  # the rest is for the KV cache, the program, and everybody else
 _DISK_RESERVE_BYTES = 1_000_000_000
 # Two, so that the time of one is the difference between models with one and with two.
 _DENSE_LAYERS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Wishes:
-    """What the user asked for; None is what fits. ``layers`` counts those with experts."""
-
-    layers: int | None = None
-    experts: int | None = None
-    vocab: int | None = None
-
-
-NO_WISHES = Wishes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +31,21 @@ class Cut:
     notes: tuple[str, ...]
 
 
-def plan_cut(whole: Shape, recipe: Recipe, wishes: Wishes, room: Room) -> Cut:
+def plan_cut(
+    whole: Shape, recipe: Recipe, layers: int | None, experts: int | None, room: Room
+) -> Cut:
     """The largest part of ``whole`` that fits 60 % of the free memory, and the disk.
 
-    Dense lead layers are two where the model has any: kinds of layers are told apart by models of
-    different numbers of them. Raises Usage for wishes that no such model can have, DoesNotFit.
+    ``layers`` (those with experts) and ``experts`` are wishes; None is what fits. Dense lead layers
+    are two where the model has any: kinds of layers are told apart by models of different numbers
+    of them. Raises Usage for wishes that no such model can have, DoesNotFit.
     """
-    _check(whole, wishes)
-    vocab = wishes.vocab or whole.vocab
-    sizes = Sizes.of(whole.cut(vocab=vocab), recipe)
+    _check(whole, layers, experts)
+    wished = layers is not None or experts is not None
+    sizes = Sizes.of(whole, recipe)
     dense = _DENSE_LAYERS if whole.dense_layers else 0
     least_layers = whole.period * (1 if dense else 2)
     notes: list[str] = []
-    layers = wishes.layers
     if layers is not None and (layers < least_layers or layers % whole.period):
         wanted, layers = layers, max(-(-layers // whole.period) * whole.period, least_layers)
         notes.append(
@@ -64,14 +54,13 @@ def plan_cut(whole: Shape, recipe: Recipe, wishes: Wishes, room: Room) -> Cut:
             else f"{layers} layers instead of {wanted}: sliding and full attention alternate"
         )
     budget = min(int(_SHARE_OF_RAM * room.ram_bytes), room.disk_bytes - _DISK_RESERVE_BYTES)
-    experts = wishes.experts
     if experts is None:
         experts = _experts_that_fit(whole, sizes, dense, layers or least_layers, budget)
     if layers is None:
         layers = _layers_that_fit(whole, sizes, dense, least_layers, experts, budget)
     num_bytes = sizes.total(dense, layers, experts)
     # What was asked for in so many words may take more than a default would.
-    limit = room.ram_bytes if wishes.layers or wishes.experts else budget
+    limit = room.ram_bytes if wished else budget
     if num_bytes > limit or num_bytes + _DISK_RESERVE_BYTES > room.disk_bytes:
         raise _does_not_fit(whole, num_bytes, room, layers, experts)
     if experts < whole.experts:
@@ -80,9 +69,7 @@ def plan_cut(whole: Shape, recipe: Recipe, wishes: Wishes, room: Room) -> Cut:
             "experts are chosen, but fewer of them to choose from, so that caches may hold more "
             "of them and prefill does more tokens with each"
         )
-    if vocab < whole.vocab:
-        notes.append(f"a vocabulary of {vocab} instead of {whole.vocab}: a smaller head")
-    shape = whole.cut(dense_layers=dense, moe_layers=layers, experts=experts, vocab=vocab)
+    shape = whole.cut(dense_layers=dense, moe_layers=layers, experts=experts)
     return Cut(shape, num_bytes, tuple(notes))
 
 
@@ -102,24 +89,18 @@ def _layers_that_fit(
     return max(min(fit, whole.moe_layers), least)
 
 
-def _check(whole: Shape, wishes: Wishes) -> None:
+def _check(whole: Shape, layers: int | None, experts: int | None) -> None:
     groups, least = max(whole.geometry.get("num_groups", 1), 1), least_experts(whole)
-    if wishes.layers is not None and not 1 <= wishes.layers <= whole.moe_layers:
+    if layers is not None and not 1 <= layers <= whole.moe_layers:
         raise Usage(
-            f"--layers {wishes.layers} is not possible",
+            f"--layers {layers} is not possible",
             f"{whole.name} has {whole.moe_layers} layers with experts",
         )
-    if wishes.experts is not None and (
-        not least <= wishes.experts <= whole.experts or wishes.experts % groups
-    ):
+    if experts is not None and (not least <= experts <= whole.experts or experts % groups):
         multiple = f", a multiple of {groups}" if groups > 1 else ""
         raise Usage(
-            f"--experts {wishes.experts} is not possible",
+            f"--experts {experts} is not possible",
             f"{whole.name} needs {least} to {whole.experts} a layer{multiple}",
-        )
-    if wishes.vocab is not None and not 256 <= wishes.vocab <= whole.vocab:
-        raise Usage(
-            f"--vocab {wishes.vocab} is not possible", f"allowed: 256 to {whole.vocab} tokens"
         )
 
 
@@ -131,5 +112,5 @@ def _does_not_fit(
         f"{layers} layer{plural} of {whole.name} with {experts} experts do not fit",
         f"{num_bytes / 1e9:.2f} GB are needed, {room.ram_bytes / 1e9:.2f} GB of memory and "
         f"{room.disk_bytes / 1e9:.2f} GB of disk are free",
-        "Fewer --layers, --experts or --vocab need less",
+        "Fewer --layers or --experts need less",
     )

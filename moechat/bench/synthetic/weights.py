@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from moechat.bench.synthetic_tensors import Part
+from moechat.bench.synthetic.tensors import Part
 from moechat.quantize.float_codes import e4m3_to_f32, f32_to_bf16, f32_to_e4m3
 
 _BLOCK_BYTES = 16 << 20

@@ -1,35 +1,31 @@
-"""``bench kernels``: how near the experts' kernels come to the speed of reading memory."""
+"""The measurement: weights, a check against the reference, then calls between plain reading."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import resource
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from moechat import _native
-from moechat.bench.bursts import FAST_BYTES_PER_SECOND, Burst, run_rounds
-from moechat.bench.expert_layer import ExpertCalls, native_layer
-from moechat.bench.expert_weights import map_experts
-from moechat.bench.kernel_check import check_against_reference
-from moechat.bench.kernel_report import moe_ffn_row
-from moechat.bench.kernel_settings import KernelSettings
-from moechat.bench.machine import last_level_cache_bytes, machine_facts, versions
-from moechat.bench.phases import phase_times
+from moechat.bench.bursts import FAST_BYTES_PER_SECOND, Burst, Work, repeat, run_rounds
+from moechat.bench.kernels.expert_layer import ExpertCalls, check_against_reference, native_layer
+from moechat.bench.kernels.expert_weights import ExpertWeights, map_experts
+from moechat.bench.kernels.experts import ExpertShape, Routes, expert_shape
+from moechat.bench.kernels.report import moe_ffn_row
+from moechat.bench.machine import last_level_cache_bytes, machine_facts
+from moechat.bench.phases import phase_rows
 from moechat.bench.reading import Reader
-from moechat.bench.routing import Routes
-from moechat.bench.shapes import ExpertShape, expert_shape
+from moechat.bench.settings import KernelSettings
+from moechat.bench.status_line import Show, written_bytes
 from moechat.errors import Usage, from_native
 
-_PHASE_SECONDS = 0.1
 
-Status = Callable[[str], None]  # a line about what goes on
-
-
-def measure_kernels(settings: KernelSettings, status: Status) -> dict[str, Any]:
+def measure_kernels(settings: KernelSettings, show: Show) -> dict[str, Any]:
     """Measure and return the report, ready for JSON. Raises MoechatError.
 
     Not for use while an engine computes: the instruction set may be switched for a moment.
@@ -50,7 +46,7 @@ def measure_kernels(settings: KernelSettings, status: Status) -> dict[str, Any]:
         pools = {threads: _native.ThreadPool(threads) for threads in settings.threads}
         report = _frame(settings, shape)
         for format_ in settings.formats:
-            facts, rows = _measure_format(settings, shape, format_, pools, status)
+            facts, rows = _measure_format(settings, shape, format_, pools, show)
             report["weights"].append(facts)
             report["rows"] += rows
         return report
@@ -58,14 +54,13 @@ def measure_kernels(settings: KernelSettings, status: Status) -> dict[str, Any]:
         raise from_native(*error.args) from error
     finally:
         _native.force_instruction_set(before)
-        status("")
+        show("")
 
 
 def _frame(settings: KernelSettings, shape: ExpertShape) -> dict[str, Any]:
     return {
         "benchmark": "kernels",
-        "machine": machine_facts(),
-        "versions": versions(),
+        **machine_facts(),
         "shape": dataclasses.asdict(shape),
         "settings": {
             "experts_hit": settings.experts_hit,
@@ -89,12 +84,16 @@ class _MoeFfn:
     x: _native.Float32
     out: _native.Float32
     expert_bytes: int
-    turn: Callable[[], int]
+    turns: Iterator[int]
+    burst_seconds: float
 
     def call(self) -> int:
-        ids, distinct = self.routes.at(self.turn())
+        ids, distinct = self.routes.at(next(self.turns))
         self.calls.run(self.x, ids, self.routes.weights, self.out)
         return distinct * self.expert_bytes
+
+    def burst(self) -> Work:
+        return repeat(self.call, self.burst_seconds)
 
 
 def _measure_format(
@@ -102,37 +101,28 @@ def _measure_format(
     shape: ExpertShape,
     format_: str,
     pools: dict[int, _native.ThreadPool],
-    status: Status,
+    show: Show,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    weights = map_experts(
-        format_,
-        shape,
-        settings.experts,
-        lambda done, total: status(
-            f"{format_}: writing weights, {done / 1e9:.1f} of {total / 1e9:.1f} GB"
-        ),
-    )
-    num_experts = len(weights.experts)
-    model = native_layer(weights, shape)
-    status(f"{format_}: comparing with the reference kernels")
+    progress = written_bytes(show, f"{format_}: writing weights")
+    weights = map_experts(format_, shape, settings.experts, progress)
+    model = native_layer(weights.experts, shape)
+    show(f"{format_}: comparing with the reference kernels")
     most_threads = max(settings.threads)
     error = check_against_reference(model, pools[most_threads], shape, max(settings.batches))
-    reader = Reader(weights.bytes, pools, settings.burst_seconds)
+    reader = Reader([weights.bytes], pools, settings.burst_seconds)
     reader.read_all(most_threads)
-    contestants = _contestants(settings, shape, weights.expert_bytes, num_experts, model, pools)
+    contestants = _contestants(settings, shape, weights, model, pools)
     bursts: list[list[Burst]] = [[] for _ in contestants]
     faults_before = _major_page_faults()
     for contestant in contestants:
         contestant.call()  # buffers are allocated now
-    for index, burst in run_rounds(
-        contestants, reader.read, settings.bursts, settings.burst_seconds
-    ):
+    for index, burst in run_rounds(contestants, reader.read, settings.bursts):
         bursts[index].append(burst)
-        status(f"{format_}: round {burst.round + 1} of {settings.bursts}")
+        show(f"{format_}: round {burst.round + 1} of {settings.bursts}")
     cache_bytes = last_level_cache_bytes()
     facts = {
         "format": format_,
-        "experts": num_experts,
+        "experts": len(weights.experts),
         "expert_bytes": weights.expert_bytes,
         "file_bytes": weights.bytes.nbytes,
         "file_over_last_level_cache": (
@@ -141,18 +131,11 @@ def _measure_format(
         "max_relative_error": error,
         "major_page_faults": _major_page_faults() - faults_before,
     }
+    first_batch = contestants[0].batch
     rows = [
-        moe_ffn_row(
-            format_,
-            contestant.threads,
-            contestant.batch,
-            own,
-            bursts[0],
-            contestants[0].batch,
-            error,
-        )
-        | {"phases": phase_times(contestant.call, pools[contestant.threads], _PHASE_SECONDS)}
-        for contestant, own in zip(contestants, bursts, strict=True)
+        moe_ffn_row(format_, its.threads, its.batch, own, bursts[0], first_batch)
+        | {"max_relative_error": error, "phases": phase_rows(its.burst, pools[its.threads], "call")}
+        for its, own in zip(contestants, bursts, strict=True)
     ]
     return facts, rows
 
@@ -160,29 +143,29 @@ def _measure_format(
 def _contestants(
     settings: KernelSettings,
     shape: ExpertShape,
-    expert_bytes: int,
-    num_experts: int,
+    weights: ExpertWeights,
     model: _native.Model,
     pools: dict[int, _native.ThreadPool],
-) -> Sequence[_MoeFfn]:
+) -> list[_MoeFfn]:
     # One walk for all: what one contestant has just read is not left in the caches for the next.
-    turns = iter(range(1 << 62))
+    turns = itertools.count()
     generator = np.random.default_rng(3)
     x = generator.standard_normal((max(settings.batches), shape.hidden)).astype(np.float32)
     routes = {
-        batch: Routes(settings.experts_hit, num_experts, shape.experts_per_token, batch)
+        batch: Routes(settings.experts_hit, len(weights.experts), shape.experts_per_token, batch)
         for batch in settings.batches
     }
     return [
         _MoeFfn(
-            threads,
-            batch,
-            ExpertCalls(model, pools[threads]),
-            routes[batch],
-            x[:batch],
-            np.empty((batch, shape.hidden), np.float32),
-            expert_bytes,
-            turns.__next__,
+            threads=threads,
+            batch=batch,
+            calls=ExpertCalls(model, pools[threads]),
+            routes=routes[batch],
+            x=x[:batch],
+            out=np.empty((batch, shape.hidden), np.float32),
+            expert_bytes=weights.expert_bytes,
+            turns=turns,
+            burst_seconds=settings.burst_seconds,
         )
         for threads in settings.threads
         for batch in settings.batches

@@ -1,12 +1,45 @@
-"""Which experts each call uses: made beforehand, so that a call costs no random draws."""
+"""The experts that are measured: their shape, from models.toml, and which of them a call uses."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
 from moechat import _native
+from moechat.bench.settings import model_entry
+from moechat.errors import Usage
 
 _UNIFORM_CALLS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertShape:
+    """One routed expert: gate and up [inner, hidden], down [hidden, inner]."""
+
+    name: str
+    hidden: int
+    inner: int
+    experts_per_token: int
+
+
+def expert_shape(name: str) -> ExpertShape:
+    """The experts of a registry entry. Raises ModelNotFound, or Usage when it has none."""
+    facts = model_entry(name).get("geometry")
+    if not isinstance(facts, dict):
+        raise Usage(f"the shape of {name} is not known", "models.toml has no geometry for it")
+    if not facts.get("num_experts"):
+        raise Usage(
+            f"{name} has no experts",
+            "its layers are dense, and this measures the experts of a mixture",
+        )
+    keys = ("hidden_size", "moe_intermediate_size", "num_experts_per_token")
+    values = [facts.get(key) for key in keys]
+    for key, value in zip(keys, values, strict=True):
+        if type(value) is not int or not 0 < value <= 1 << 20:
+            raise Usage(f"the shape of {name} is not usable", f"{key} in its geometry is {value!a}")
+    hidden, inner, per_token = (int(value) for value in values)  # type: ignore[arg-type]
+    return ExpertShape(name, hidden, inner, per_token)
 
 
 class Routes:
