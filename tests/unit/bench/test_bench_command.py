@@ -13,13 +13,13 @@ from xml.etree import ElementTree
 
 import pytest
 import typer
-from tiny_shapes import tiny_entry
-from typer.testing import CliRunner
-
 from moechat.bench.model_plot import Series, chart, picture
 from moechat.bench.model_report import lines
 from moechat.bench.model_run import add_arguments, measure, print_report, run
 from moechat.bench.synthetic_folder import synthetic_root
+from tiny_shapes import tiny_entry
+from typer.testing import CliRunner
+
 from moechat.cli import bench_model
 from moechat.errors import DoesNotFit, ModelNotFound, PromptTooLong, Usage
 from moechat.registry import Registry, load_registry
@@ -266,9 +266,8 @@ except KeyboardInterrupt:
 
 
 def test_a_context_beyond_the_models_is_not_asked_for(open_engine):
-    from oracles import MINI
-
     from moechat.bench.model_measure import DecodeProbe
+    from oracles import MINI
 
     engine = open_engine(MINI, context_tokens=64)
     probe = DecodeProbe(engine, 60)

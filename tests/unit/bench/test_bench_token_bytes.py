@@ -6,9 +6,9 @@ import pytest
 from oracles import MINI
 from tiny_shapes import real
 
-from moechat.bench.model_bytes import of_files, token_bytes
-from moechat.bench.synthetic import _bytes_of
-from moechat.bench.synthetic_tensors import Recipe, Sizes
+from moechat.bench.model.weight_bytes import of_files, token_bytes
+from moechat.bench.synthetic.measure import _bytes_of
+from moechat.bench.synthetic.tensors import Recipe, Sizes
 from moechat.registry import load_registry
 
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 from tiny_shapes import real
 
-from moechat.bench.synthetic_config import Shape
-from moechat.bench.synthetic_cut import NO_WISHES, Room, Wishes, plan_cut
-from moechat.bench.synthetic_tensors import Recipe, Sizes, stored_parts, total_bytes
+from moechat.bench.synthetic.config import Shape
+from moechat.bench.synthetic.cut import Room, plan_cut
+from moechat.bench.synthetic.tensors import Recipe, Sizes, stored_parts, total_bytes
 from moechat.errors import DoesNotFit, Usage
 
 GB = 10**9
 
 
-def plan(name, ram_gb, disk_gb=10_000, wishes=NO_WISHES, format_=None):
+def plan(name, ram_gb, disk_gb=10_000, layers=None, experts=None):
     whole = real(name)
     room = Room(int(ram_gb * GB), int(disk_gb * GB))
-    return plan_cut(whole, Recipe.of(whole, format_), wishes, room)
+    return plan_cut(whole, Recipe.of(whole), layers, experts, room)
 
 
 def counts(cut):
@@ -59,48 +59,44 @@ def test_models_without_dense_layers_get_two_with_experts():
 def test_layers_that_alternate_are_kept_in_pairs():
     _, moe, experts = counts(plan("gpt-oss-20b", 8))
     assert moe % 2 == 0 and moe >= 4 and experts == 32
-    cut = plan("gpt-oss-20b", 64, wishes=Wishes(layers=5))
+    cut = plan("gpt-oss-20b", 64, layers=5)
     assert cut.shape.moe_layers == 6 and "6 layers instead of 5" in cut.notes[0]
 
 
 def test_wishes_are_followed():
-    wishes = Wishes(layers=1, experts=16, vocab=4096)
-    cut = plan("deepseek-v3", 24, wishes=wishes)
-    assert counts(cut) == (2, 1, 16) and cut.shape.vocab == 4096
-    assert "16 of 256 experts" in cut.notes[0] and "vocabulary of 4096" in cut.notes[1]
-    assert counts(plan("deepseek-v3", 24, wishes=Wishes(layers=2)))[:2] == (2, 2)
+    cut = plan("deepseek-v3", 24, layers=1, experts=16)
+    assert counts(cut) == (2, 1, 16) and "16 of 256 experts" in cut.notes[0]
+    assert counts(plan("deepseek-v3", 24, layers=2))[:2] == (2, 2)
     # 12 GB less 4.87 and 0.233 are 156 experts.
-    assert counts(plan("deepseek-v3", 20, wishes=Wishes(layers=1))) == (2, 1, 152)
+    assert counts(plan("deepseek-v3", 20, layers=1)) == (2, 1, 152)
     # What is asked for in so many words may fill memory: 16.4 GB.
-    assert counts(plan("deepseek-v3", 20, wishes=Wishes(layers=1, experts=256))) == (2, 1, 256)
+    assert counts(plan("deepseek-v3", 20, layers=1, experts=256)) == (2, 1, 256)
 
 
 def test_one_layer_alone_cannot_be_told_apart_from_the_head():
-    cut = plan("olmoe-1b-7b", 24, wishes=Wishes(layers=1))
+    cut = plan("olmoe-1b-7b", 24, layers=1)
     assert cut.shape.moe_layers == 2 and "could not be told apart" in cut.notes[0]
 
 
 @pytest.mark.parametrize(
     ("wishes", "said"),
     [
-        (Wishes(layers=0), "58 layers"),
-        (Wishes(layers=59), "58 layers"),
-        (Wishes(experts=12), "16 to 256 a layer, a multiple of 8"),
-        (Wishes(experts=8), "16 to 256"),
-        (Wishes(experts=264), "16 to 256"),
-        (Wishes(vocab=10), "256 to 129280"),
-        (Wishes(vocab=129_281), "256 to 129280"),
+        ({"layers": 0}, "58 layers"),
+        ({"layers": 59}, "58 layers"),
+        ({"experts": 12}, "16 to 256 a layer, a multiple of 8"),
+        ({"experts": 8}, "16 to 256"),
+        ({"experts": 264}, "16 to 256"),
     ],
 )
 def test_wishes_that_no_such_model_can_have_are_usage_errors(wishes, said):
     with pytest.raises(Usage) as caught:
-        plan("deepseek-v3", 64, wishes=wishes)
+        plan("deepseek-v3", 64, **wishes)
     assert caught.value.exit_code == 2 and said in caught.value.message
 
 
 def test_wishes_beyond_memory_are_refused_with_the_numbers():
     with pytest.raises(DoesNotFit) as caught:
-        plan("deepseek-v3", 24, wishes=Wishes(layers=3, experts=256))
+        plan("deepseek-v3", 24, layers=3, experts=256)
     message = caught.value.message
     assert "3 layers of deepseek-v3 with 256 experts" in message
     assert "39.4" in message and "24.00 GB of memory" in message

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 
-from moechat.bench.synthetic_config import Shape
+from moechat.bench.synthetic.config import Shape
 from moechat.registry import load_registry
 
 LATENT = {
