@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 
 import numpy as np
+from moechat.bench.expert_weights import map_read_only
 
 from moechat import _native
-from moechat.bench.expert_weights import map_read_only
 from moechat.bench.reading import Reader
 
 ROUNDS = 9

@@ -115,7 +115,12 @@ class Engine:
     @functools.cached_property
     def text(self) -> TextModel:
         """Tokenizer and chat template. Raises TextUnavailable when the model has none."""
-        return self.model.files.text()
+        try:
+            return self.model.files.text()
+        except ImportError as error:  # measurements run on machines without tokenizers
+            raise TextUnavailable(
+                f"the library {error.name or error} is not installed", "text needs it"
+            ) from None
 
     @functools.cached_property
     def text_or_none(self) -> TextModel | None:
