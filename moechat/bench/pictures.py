@@ -8,7 +8,7 @@ from moechat.bench.drawing import Drawing, axis_step
 
 _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 800, 230, 84, 74, 58
 _ROW, _BAR = 30, 14
-_CHART_HEIGHT, _CHART_LEFT, _GAP = 220, 64, 48
+_CHART_TOP, _CHART_HEIGHT, _CHART_LEFT, _GAP = 100, 220, 64, 48
 
 
 def roofline(report: dict[str, Any]) -> Drawing:
@@ -58,7 +58,8 @@ def rates(report: dict[str, Any]) -> Drawing:
     """Tokens a second of decode and of prefill, over context; of a synthetic model the whole's."""
     whole = report.get("whole")
     kind = "extrapolated, " if whole else ""
-    drawing = Drawing(_WIDTH, _TOP + _CHART_HEIGHT + _BOTTOM, f"{report['model']}: tokens a second")
+    title = f"{report['model']}: tokens a second"
+    drawing = Drawing(_WIDTH, _CHART_TOP + _CHART_HEIGHT + 36, title)
     _title(drawing, report, f"{kind}medians and ranges of {report['repetitions']} bursts")
     wide = (_WIDTH - 2 * _CHART_LEFT - _GAP) / 2
     for number, (key, x_key) in enumerate(
@@ -88,12 +89,12 @@ def _chart(
 ) -> None:
     """Points of x, and y with its range; both axes begin at 0."""
     greatest_x, greatest_y = (max(point[of] for point in points) * 1.02 for of in (0, 3))
-    bottom = _TOP + _CHART_HEIGHT
+    bottom = _CHART_TOP + _CHART_HEIGHT
 
     def at(x: float, y: float) -> tuple[float, float]:
         return left + wide * x / max(greatest_x, 1), bottom - _CHART_HEIGHT * y / greatest_y
 
-    drawing.text(left, _TOP - 10, label, "soft")
+    drawing.text(left, _CHART_TOP - 10, label, "soft")
     step = axis_step(greatest_y)
     for i in range(int(greatest_y / step) + 1):
         x, y = at(0, i * step)

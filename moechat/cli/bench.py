@@ -80,15 +80,14 @@ def bench(
       moechat bench kernels
     """
     if context.invoked_subcommand is None:
-        texts = _model_texts(layers, experts, format_, threads, repetitions, max_context)
-        return _run_model(None, synthetic, texts, as_json, plot)
-    given = (synthetic, layers, experts, format_, threads, repetitions, max_context, plot)
-    if as_json or any(value is not None for value in given):
+        return _run_model(context, None)
+    if any(value for name, value in context.params.items() if name != "debug"):
         raise typer.BadParameter(f"options go after `{context.invoked_subcommand}`")
     return 0
 
 
 def model(
+    context: typer.Context,
     model: Annotated[
         str | None,
         typer.Argument(
@@ -119,42 +118,25 @@ def model(
     With --synthetic a few layers of NAME's real shapes are built with random weights in the cache
     folder, and removed at the end. Time a layer is measured, the whole model's is extrapolated.
     """
-    texts = _model_texts(layers, experts, format_, threads, repetitions, max_context)
-    return _run_model(model, synthetic, texts, as_json, plot)
+    return _run_model(context, model)
 
 
-Texts = dict[str, "str | None"]
-
-
-def _model_texts(
-    layers: str | None,
-    experts: str | None,
-    format_: str | None,
-    threads: str | None,
-    repetitions: str | None,
-    max_context: str | None,
-) -> Texts:
-    return {
-        "layers": layers,
-        "experts": experts,
-        "format": format_,
-        "threads": threads,
-        "repetitions": repetitions,
-        "max-context": max_context,
-    }
-
-
-def _run_model(
-    model: str | None, synthetic: str | None, texts: Texts, as_json: bool, plot: Path | None
-) -> int:
+def _run_model(context: typer.Context, model: str | None) -> int:
     from moechat.bench.command import run_model
 
-    settings = ModelSettings.from_texts(texts)
-    run_model(model, synthetic, settings, as_json=as_json, plot=plot)
+    given = context.params
+    settings = ModelSettings.from_texts(_texts(context))
+    run_model(model, given["synthetic"], settings, as_json=given["as_json"], plot=given["plot"])
     return 0
 
 
+def _texts(context: typer.Context) -> dict[str, Any]:
+    """What was given, by the names that the options have on the command line."""
+    return {name.strip("_").replace("_", "-"): value for name, value in context.params.items()}
+
+
 def kernels(
+    context: typer.Context,
     format_: Annotated[str | None, _text(KERNEL_OPTIONS, "format", "NAMES")] = None,
     shape: Annotated[str | None, _text(KERNEL_OPTIONS, "shape", "MODEL")] = None,
     threads: Annotated[str | None, _text(KERNEL_OPTIONS, "threads", "N[,N...]")] = None,
@@ -181,15 +163,6 @@ def kernels(
     """
     from moechat.bench.command import run_kernels
 
-    texts = {
-        "format": format_,
-        "shape": shape,
-        "threads": threads,
-        "batch": batch,
-        "experts-hit": experts_hit,
-        "experts": experts,
-        "bursts": bursts,
-        "isa": isa,
-    }
-    run_kernels(KernelSettings.from_texts(texts), as_json=as_json, plot=plot)
+    settings = KernelSettings.from_texts(_texts(context))
+    run_kernels(settings, as_json=as_json, plot=plot)
     return 0

@@ -10,6 +10,8 @@ import time
 
 import pytest
 
+from moechat.folders import config_folder
+
 MOECHAT = (sys.executable, "-m", "moechat")
 MINI = (
     "bench",
@@ -102,17 +104,37 @@ BLOCKED = (
     "from moechat.bench.__main__ import main\n"
     "sys.exit(main())"
 )
+# Laid over the entry in models.toml: built in no time.
+SMALL_OLMOE = """
+[olmoe-1b-7b.geometry]
+hidden_size = 128
+intermediate_size = 64
+moe_intermediate_size = 64
+num_heads = 4
+num_kv_heads = 2
+head_dim = 32
+num_experts = 16
+vocab_size = 512
+"""
 QUICK = ("--repetitions", "1", "--max-context", "16")
 
 
-def test_the_plain_command_line_needs_no_libraries_of_the_other(run):
+@pytest.fixture
+def small_olmoe(tmp_path, monkeypatch):
+    monkeypatch.setenv("MOECHAT_HOME", str(tmp_path / "home"))
+    folder = config_folder()
+    folder.mkdir(parents=True)
+    (folder / "models.toml").write_text(SMALL_OLMOE)
+
+
+def test_the_plain_command_line_needs_no_libraries_of_the_other(run, small_olmoe):
     code, stdout, stderr = run(sys.executable, "-c", BLOCKED, *MINI[1:], "--json")
     assert (code, stderr) == (0, "")
     assert json.loads(stdout)["rows"][0]["format"] == "fp8"
     code, stdout, stderr = run(sys.executable, "-c", BLOCKED, "model", "mini", *QUICK)
     assert (code, stderr) == (0, "") and "phases of a token" in stdout
-    synthetic = ("--synthetic", "olmoe-1b-7b", "--layers", "2", "--experts", "8", *QUICK)
-    code, stdout, stderr = run(sys.executable, "-c", BLOCKED, *synthetic, "--json")
+    command = ("--synthetic", "olmoe-1b-7b", *QUICK, "--json")
+    code, stdout, stderr = run(sys.executable, "-c", BLOCKED, *command)
     assert (code, stderr) == (0, "")
     assert json.loads(stdout)["whole"]["moe_layers"] == 16
 
