@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from moechat.bench.command import EXIT_CODE, run_kernels, run_model
+from moechat.bench.command import EXIT_CODE, run_kernels, run_model, run_synthetic
 from moechat.bench.settings import (
     CUT_OPTIONS,
     KERNEL_OPTIONS,
@@ -32,9 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.command == "kernels":
             run_kernels(KernelSettings.from_texts(texts), **output)
+        elif arguments.command == "model":
+            run_model(arguments.model, ModelSettings.from_texts(texts), **output)
         else:
-            settings = ModelSettings.from_texts(texts)
-            run_model(arguments.model, arguments.synthetic, settings, **output)
+            run_synthetic(arguments.synthetic, ModelSettings.from_texts(texts), **output)
     except KeyboardInterrupt:
         return EXIT_CODE
     except MoechatError as error:
@@ -45,16 +46,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m moechat.bench")
-    parser.set_defaults(model=None, synthetic=None)
     parser.add_argument("--synthetic", metavar="NAME", help="NAME's shapes, random weights")
     _add(parser, MODEL_OPTIONS | CUT_OPTIONS)
     commands = parser.add_subparsers(dest="command")
     kernels = commands.add_parser("kernels", help="speed of the experts' kernels over reading")
     _add(kernels, KERNEL_OPTIONS)
     model = commands.add_parser("model", help="prefill and decode of a whole model")
-    model.add_argument("model", nargs="?", help="a name, a folder or a GGUF file")
-    model.add_argument("--synthetic", metavar="NAME", help="NAME's shapes, random weights")
-    _add(model, MODEL_OPTIONS | CUT_OPTIONS)
+    model.add_argument("model", help="a name, a folder or a GGUF file")
+    _add(model, MODEL_OPTIONS)
     return parser
 
 

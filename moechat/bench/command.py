@@ -35,41 +35,35 @@ def run_kernels(settings: KernelSettings, *, as_json: bool, plot: Path | None) -
     """``bench kernels``. Raises MoechatError."""
     if plot is not None:
         check_plot_path(plot)
-    line = StatusLine(sys.stderr)
-    with _ends_at_ctrl_c(line.erase):
+    with StatusLine(sys.stderr) as line, _ends_at_ctrl_c(line.erase):
         report = measure_kernels(settings, line.show)
     _output(report, as_json, kernel_text, plot, pictures.roofline)
 
 
-def run_model(
-    model: str | None,
-    synthetic: str | None,
-    settings: ModelSettings,
-    *,
-    as_json: bool,
-    plot: Path | None,
-) -> None:
-    """``bench model MODEL`` or ``bench --synthetic NAME``: one of the two. Raises MoechatError."""
-    if (model is None) == (synthetic is None):
-        raise Usage(
-            "one model is needed",
-            "both MODEL and --synthetic NAME were given" if model else "none was given",
-            "`moechat bench model mini` or `moechat bench --synthetic deepseek-v3`",
-        )
-    cuts = {"layers": settings.layers, "experts": settings.experts, "format": settings.format}
-    if model is not None and (given := [name for name, cut in cuts.items() if cut is not None]):
-        raise Usage(f"--{given[0]} goes with --synthetic", "a model that is here is not changed")
+def run_model(model: str, settings: ModelSettings, *, as_json: bool, plot: Path | None) -> None:
+    """``bench model MODEL``. Raises MoechatError."""
     if plot is not None:
         check_plot_path(plot)
-    line = StatusLine(sys.stderr)
-    try:
-        if model is not None:
-            report = measure_model(model, settings, line.show)
-        else:
-            report = measure_synthetic(synthetic or "", settings, line.show)
-    finally:
-        line.erase()
-    _output(report, as_json, model_text if model else synthetic_text, plot, pictures.rates)
+    with StatusLine(sys.stderr) as line:
+        report = measure_model(model, settings, line.show)
+    _output(report, as_json, model_text, plot, pictures.rates)
+
+
+def run_synthetic(
+    name: str | None, settings: ModelSettings, *, as_json: bool, plot: Path | None
+) -> None:
+    """``bench --synthetic NAME``; without a name there is nothing to do. Raises MoechatError."""
+    if name is None:
+        raise Usage(
+            "it is not said what to measure",
+            "there is neither a sub-command nor --synthetic",
+            "`moechat bench model mini` or `moechat bench --synthetic deepseek-v3`",
+        )
+    if plot is not None:
+        check_plot_path(plot)
+    with StatusLine(sys.stderr) as line:
+        report = measure_synthetic(name, settings, line.show)
+    _output(report, as_json, synthetic_text, plot, pictures.rates)
 
 
 def _output(

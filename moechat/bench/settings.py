@@ -100,8 +100,8 @@ class KernelSettings:
 class ModelSettings:
     """One run of ``bench model`` or ``--synthetic``; raises Usage for what makes no sense.
 
-    ``max_context`` bounds prompts and contexts. ``layers`` (those with experts), ``experts`` and
-    ``format`` are of the synthetic model to build; None is what fits, or the model's own.
+    ``max_context`` bounds prompts and contexts. Of the synthetic model to build are ``layers``
+    (those with experts), ``experts`` and ``format``; None is what fits, or the model's own.
     """
 
     threads: int | None = None

@@ -20,6 +20,12 @@ class StatusLine:
         self._is_terminal = stderr.isatty()
         self._shown = ""
 
+    def __enter__(self) -> StatusLine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.erase()
+
     def show(self, line: str) -> None:
         """Put ``line`` in place of what is shown; an empty one leaves the line blank."""
         if not self._is_terminal or line == self._shown:

@@ -72,15 +72,22 @@ def bench(
 ) -> int:
     """Measure this machine.
 
-    The options are those of --synthetic, which tells what a model that is not here would do.
+    The options are those of --synthetic, which tells what a model that is not here would do: a few
+    layers of its real shapes are built with random weights in the cache folder, and removed at the
+    end. The time of a layer is measured, the whole model's is extrapolated.
 
     \b
       moechat bench model mini
       moechat bench --synthetic deepseek-v3
+      moechat bench --synthetic kimi-k2-thinking --layers 1 --json
       moechat bench kernels
     """
     if context.invoked_subcommand is None:
-        return _run_model(context, None)
+        from moechat.bench.command import run_synthetic
+
+        settings = ModelSettings.from_texts(_texts(context))
+        run_synthetic(synthetic, settings, as_json=as_json, plot=plot)
+        return 0
     if any(value for name, value in context.params.items() if name != "debug"):
         raise typer.BadParameter(f"options go after `{context.invoked_subcommand}`")
     return 0
@@ -89,15 +96,11 @@ def bench(
 def model(
     context: typer.Context,
     model: Annotated[
-        str | None,
+        str,
         typer.Argument(
-            help="A name that `moechat list` shows, a folder, or a GGUF file.", metavar="[MODEL]"
+            help="A name that `moechat list` shows, a folder, or a GGUF file.", metavar="MODEL"
         ),
-    ] = None,
-    synthetic: Synthetic = None,
-    layers: Layers = None,
-    experts: Experts = None,
-    format_: Format = None,
+    ],
     threads: Threads = None,
     repetitions: Repetitions = None,
     max_context: MaxContext = None,
@@ -113,26 +116,12 @@ def model(
     \b
       moechat bench model mini
       moechat bench model /path/to/folder --max-context 16384 --plot speed.svg
-      moechat bench model --synthetic kimi-k2-thinking --layers 1 --json
-
-    With --synthetic a few layers of NAME's real shapes are built with random weights in the cache
-    folder, and removed at the end. Time a layer is measured, the whole model's is extrapolated.
     """
-    return _run_model(context, model)
-
-
-def _run_model(context: typer.Context, model: str | None) -> int:
     from moechat.bench.command import run_model
 
-    given = context.params
     settings = ModelSettings.from_texts(_texts(context))
-    run_model(model, given["synthetic"], settings, as_json=given["as_json"], plot=given["plot"])
+    run_model(model, settings, as_json=as_json, plot=plot)
     return 0
-
-
-def _texts(context: typer.Context) -> dict[str, Any]:
-    """What was given, by the names that the options have on the command line."""
-    return {name.strip("_").replace("_", "-"): value for name, value in context.params.items()}
 
 
 def kernels(
@@ -166,3 +155,8 @@ def kernels(
     settings = KernelSettings.from_texts(_texts(context))
     run_kernels(settings, as_json=as_json, plot=plot)
     return 0
+
+
+def _texts(context: typer.Context) -> dict[str, Any]:
+    """What was given, by the names that the options have on the command line."""
+    return {name.strip("_").replace("_", "-"): value for name, value in context.params.items()}

@@ -155,7 +155,7 @@ def test_a_whole_model_as_json_with_a_picture(run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        ((), 2, "one model is needed"),
+        ((), 2, "--synthetic deepseek-v3"),
         (("--synthetic", "nothing"), 3, "[model-not-found]"),
         (("--synthetic", "deepseek-v3", "--layers", "59"), 2, "58 layers"),
         (("model", "nothing"), 3, "[model-not-found]"),

@@ -54,7 +54,6 @@ def measure_kernels(settings: KernelSettings, show: Show) -> dict[str, Any]:
         raise from_native(*error.args) from error
     finally:
         _native.force_instruction_set(before)
-        show("")
 
 
 def _frame(settings: KernelSettings, shape: ExpertShape) -> dict[str, Any]:

@@ -111,16 +111,15 @@ def facts(report: dict[str, Any]) -> list[str]:
 def tables(report: dict[str, Any]) -> list[Table]:
     """Prefill, decode, and the phases of one row of each."""
     prefill, decode = report["prefill"], report["decode"]
-    head = ("CONTEXT", *_RATE_HEAD, "MS/TOKEN", "FIXED MS", "GB/S", "READING", "OF READING")
+    head = ("CONTEXT", *_RATE_HEAD, "FIXED MS", "GB/S", "READING", "OF READING")
     cells = [
         (
             f"{row['context_tokens']:,}",
             *rate_cells(row),
-            ms(row["seconds_per_token_median"]),
             ms(row["fixed_seconds_per_token_median"]),
             f"{row['weight_gb_per_s']:.3g}",
             f"{row['read_gb_per_s']:.3g}",
-            Bar(*(row["fraction_of_read" + end] for end in ("", "_min", "_max"))),
+            Bar(row["fraction_of_read"]),
         )
         for row in decode
     ]

@@ -18,7 +18,7 @@ from tiny_shapes import tiny_entry
 from typer.testing import CliRunner
 
 from moechat.bench.__main__ import main
-from moechat.bench.command import run_model
+from moechat.bench.command import run_model, run_synthetic
 from moechat.bench.model.measure import measure_model
 from moechat.bench.model.report import facts
 from moechat.bench.settings import ModelSettings
@@ -36,9 +36,9 @@ def silent(line):
     pass
 
 
-def text_of(source, synthetic=None):
+def text_of(run, name):
     with contextlib.redirect_stdout(io.StringIO()) as stdout:
-        run_model(source, synthetic, SMALL, as_json=False, plot=None)
+        run(name, SMALL, as_json=False, plot=None)
     return stdout.getvalue()
 
 
@@ -120,7 +120,7 @@ def test_a_synthetic_model_is_measured_and_extrapolated(tiny_registry, name, lay
 
 
 def test_text_of_a_synthetic_model_tells_measured_from_extrapolated(tiny_registry):
-    text = text_of(None, "olmoe-1b-7b")
+    text = text_of(run_synthetic, "olmoe-1b-7b")
     for words in (
         "built, with random weights in bf16: ",
         "measured, as built: decode",
@@ -133,10 +133,12 @@ def test_text_of_a_synthetic_model_tells_measured_from_extrapolated(tiny_registr
 
 
 def test_text_of_mini_names_the_fixed_cost_sampling_and_phases():
-    text = text_of("mini")
+    text = text_of(run_model, "mini")
     assert "fixed cost a token: " in text and "sampling a token of 129,280: " in text
     assert "CONTEXT" in text and "PROMPT" in text
     assert "phases of a token, context 0" in text and "outside the threads" in text
+    tables = text[text.index("\nprefill\n") :].splitlines()
+    assert len(tables) > 15 and max(map(len, tables)) <= 80  # a terminal's columns
 
 
 def test_unsteady_memory_is_told():
@@ -157,18 +159,17 @@ def test_a_model_of_any_context_is_measured_within_it():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "kind", "said"),
+    ("run", "name", "kind", "said"),
     [
-        ((None, None), Usage, "one model is needed"),
-        (("mini", "deepseek-v3"), Usage, "both"),
-        ((None, "deepsek-v3"), ModelNotFound, "deepseek-v3"),
-        ((None, "mini"), Usage, "mini"),
-        (("no-such-model", None), ModelNotFound, "no-such-model"),
+        (run_synthetic, None, Usage, "bench model mini"),
+        (run_synthetic, "deepsek-v3", ModelNotFound, "did you mean deepseek-v3"),
+        (run_synthetic, "mini", Usage, "mini"),
+        (run_model, "no-such-model", ModelNotFound, "no-such-model"),
     ],
 )
-def test_what_cannot_be_measured_is_an_error(arguments, kind, said):
+def test_what_cannot_be_measured_is_an_error(run, name, kind, said):
     with pytest.raises(kind) as caught:
-        run_model(*arguments, SMALL, as_json=True, plot=None)
+        run(name, SMALL, as_json=True, plot=None)
     assert said in caught.value.message
 
 
@@ -189,27 +190,24 @@ def test_texts_that_make_no_sense_are_usage_errors(texts, words):
 
 
 def test_what_would_be_refused_later_is_refused_early(tiny_registry, monkeypatch):
-    for settings in (ModelSettings(layers=1), ModelSettings(format="fp8")):
-        with pytest.raises(Usage, match="goes with --synthetic"):
-            run_model("mini", None, settings, as_json=True, plot=None)
-    with pytest.raises(Usage, match=r"\.svg or \.png"):
-        run_model("mini", None, SMALL, as_json=True, plot=Path("x.jpg"))
+    for run in (run_model, run_synthetic):
+        with pytest.raises(Usage, match=r"\.svg or \.png"):
+            run("olmoe-1b-7b", SMALL, as_json=True, plot=Path("x.jpg"))
     monkeypatch.setattr("moechat.bench.synthetic.measure.available_memory_bytes", lambda: 1000)
     with pytest.raises(DoesNotFit) as caught:
         measure_synthetic("deepseek-v3", SMALL, silent)
     assert caught.value.exit_code == 4 and "0.00 GB of memory" in caught.value.message
 
 
-@pytest.mark.parametrize("words", [[], ["model"]])
-def test_the_front_without_typer(tiny_registry, tmp_path, words, capsys):
+def test_the_front_without_typer(tiny_registry, tmp_path, capsys):
     plot = tmp_path / "speed.svg"
-    line = [*words, "--synthetic", "olmoe-1b-7b", "--layers", "2", *QUICK]
+    line = ["--synthetic", "olmoe-1b-7b", "--layers", "2", *QUICK]
     assert main([*line, "--json", "--plot", str(plot)]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["synthetic"] and report["format"] == "bf16"
     ElementTree.fromstring(plot.read_text())
     assert "extrapolated, decode" in plot.read_text()
-    assert main(words) == 2 and "one model is needed" in capsys.readouterr().err
+    assert main([]) == 2 and "not said what to measure" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -225,13 +223,13 @@ def command_line():
 
 def test_the_subcommand(command_line):
     assert json.loads(command_line("model", "mini", *QUICK, "--json")[1])["model"] == "mini"
-    for wrong in (["--layers", "x"], ["--repetitions", "0"], ["--max-context", "-1"]):
+    assert command_line("model")[0] == command_line("model", "mini", "--layers", "1")[0] == 2
+    for wrong in (["--threads", "x"], ["--repetitions", "0"], ["--max-context", "-1"]):
         assert isinstance(command_line("model", "mini", *wrong)[2], Usage)
 
 
-@pytest.mark.parametrize("words", [[], ["model"]])
-def test_synthetic_with_and_without_the_subcommand(tiny_registry, command_line, words):
-    line = (*words, "--synthetic", "olmoe-1b-7b", "--layers", "2", "--experts", "8", *QUICK)
+def test_synthetic_is_an_option_of_the_group(tiny_registry, command_line):
+    line = ("--synthetic", "olmoe-1b-7b", "--layers", "2", "--experts", "8", *QUICK)
     report = json.loads(command_line(*line, "--json")[1])
     assert report["synthetic"] and report["built"]["experts"] == 8
 
