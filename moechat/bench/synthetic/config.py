@@ -87,28 +87,20 @@ class Shape:
                 f"the geometry of {name} in models.toml is incomplete", str(error)
             ) from None
 
-    def cut(
-        self,
-        *,
-        dense_layers: int | None = None,
-        moe_layers: int | None = None,
-        experts: int | None = None,
-        vocab: int | None = None,
-    ) -> Shape:
-        """The same dimensions with other counts."""
-        return replace(
-            self,
-            dense_layers=self.dense_layers if dense_layers is None else dense_layers,
-            moe_layers=self.moe_layers if moe_layers is None else moe_layers,
-            experts=self.experts if experts is None else experts,
-            vocab=self.vocab if vocab is None else vocab,
-        )
+    def cut(self, **counts: int) -> Shape:
+        """The same dimensions with other counts: ``moe_layers=1``, ``vocab=64`` and so on."""
+        return replace(self, **counts)  # type: ignore[arg-type]
 
     @property
     def geometry(self) -> dict[str, Any]:
         """The entry's, uncut."""
         table: dict[str, Any] = self.entry["geometry"]
         return table
+
+    @property
+    def groups(self) -> int:
+        """Into which the experts of a layer are divided; 1 where routing knows none."""
+        return int(max(self.geometry.get("num_groups", 1), 1))
 
     @property
     def period(self) -> int:

@@ -75,9 +75,8 @@ def plan_cut(
 
 def _experts_that_fit(whole: Shape, sizes: Sizes, dense: int, layers: int, budget: int) -> int:
     """All of them if so many layers fit with all, or the most that do; the least in any case."""
-    groups = max(whole.geometry.get("num_groups", 1), 1)
     left = budget - sizes.total(dense, layers, 0)
-    fit = left // (layers * sizes.expert) // groups * groups
+    fit = left // (layers * sizes.expert) // whole.groups * whole.groups
     return int(max(min(fit, whole.experts), least_experts(whole)))
 
 
@@ -90,7 +89,7 @@ def _layers_that_fit(
 
 
 def _check(whole: Shape, layers: int | None, experts: int | None) -> None:
-    groups, least = max(whole.geometry.get("num_groups", 1), 1), least_experts(whole)
+    groups, least = whole.groups, least_experts(whole)
     if layers is not None and not 1 <= layers <= whole.moe_layers:
         raise Usage(
             f"--layers {layers} is not possible",

@@ -62,14 +62,10 @@ def synthetic_root() -> Path:
 
 @contextlib.contextmanager
 def synthetic_model(shape: Shape, recipe: Recipe, progress: Progress) -> Iterator[SyntheticModel]:
-    """A model for the time of the context. Raises DoesNotFit when the disk fills up.
-
-    Left-over folders are removed first.
-    """
+    """A model for the time of the context. Raises DoesNotFit when the disk fills up."""
     root = synthetic_root()
     with contextlib.ExitStack() as stack:
         with _locked(root):
-            _remove_left_over(root)
             path = Path(tempfile.mkdtemp(prefix=f"{shape.name}-{recipe.label}-", dir=root))
             stack.callback(_remove, path)
             stack.enter_context(_locked(path))
@@ -120,24 +116,17 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _remove_left_over(root: Path) -> None:
-    """Folders that no living process uses."""
-    for path in root.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            with (path / _LOCK).open("w") as file:
-                try:
+def make_room() -> int:
+    """Remove folders that no living process uses; the bytes that are then free on their disk."""
+    root = synthetic_root()
+    with _locked(root):
+        for path in root.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                with (path / _LOCK).open("w") as file, contextlib.suppress(BlockingIOError):
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError:
-                    continue
-                _remove(path)
+                    _remove(path)
+    return shutil.disk_usage(root).free
 
 
 def _remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
-
-
-def free_disk_bytes() -> int:
-    """Of the disk that synthetic_root() is on."""
-    root = synthetic_root()
-    root.mkdir(parents=True, exist_ok=True)
-    return shutil.disk_usage(root).free

@@ -16,7 +16,7 @@ from moechat.bench.status_line import Show, written_bytes
 from moechat.bench.synthetic.config import Shape
 from moechat.bench.synthetic.cut import Room, plan_cut
 from moechat.bench.synthetic.extrapolate import at_one_speed, extrapolate
-from moechat.bench.synthetic.folder import SyntheticModel, free_disk_bytes, synthetic_model
+from moechat.bench.synthetic.folder import SyntheticModel, make_room, synthetic_model
 from moechat.bench.synthetic.report import whole_decode_row, whole_prefill_row
 from moechat.bench.synthetic.tensors import Recipe, stored_parts, total_bytes
 from moechat.engine.engine import Engine
@@ -29,7 +29,7 @@ def measure_synthetic(name: str, settings: ModelSettings, show: Show) -> dict[st
     """Build, measure, remove; the report. Raises ModelNotFound, Usage or DoesNotFit."""
     whole = Shape.of_entry(name, model_entry(name))
     recipe = Recipe.of(whole, settings.format)
-    room = Room(available_memory_bytes(), free_disk_bytes())
+    room = Room(ram_bytes=available_memory_bytes(), disk_bytes=make_room())
     cut = plan_cut(whole, recipe, settings.layers, settings.experts, room)
     progress = written_bytes(show, "writing random weights")
     with synthetic_model(cut.shape, recipe, progress) as model, ExitStack() as stack:

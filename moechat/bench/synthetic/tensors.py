@@ -190,8 +190,7 @@ class Sizes:
 
         Dense is 0 for a model that has no such layers.
         """
-        groups, dense = max(shape.geometry.get("num_groups", 1), 1), shape.dense_layers > 0
-        few = _least_experts(shape, groups)
+        groups, dense, few = shape.groups, shape.dense_layers > 0, least_experts(shape)
 
         def layers(experts: int) -> dict[int | None, int]:
             small = shape.cut(dense_layers=int(dense), moe_layers=1, experts=experts)
@@ -208,16 +207,11 @@ class Sizes:
         return self.fixed + dense_layers * self.dense + moe_layers * layer
 
 
-def _least_experts(shape: Shape, groups: int) -> int:
+def least_experts(shape: Shape) -> int:
     """The fewest experts that can be routed to: whole groups, two in each, k in those kept."""
     chosen, kept = shape.geometry["num_experts_per_token"], shape.geometry["num_groups_kept"]
-    in_group = max(-(-chosen // max(kept, 1)), 2 if groups > 1 else 1)
-    return int(in_group * groups)
-
-
-def least_experts(shape: Shape) -> int:
-    """The fewest experts a layer of this shape can be cut to."""
-    return _least_experts(shape, max(shape.geometry.get("num_groups", 1), 1))
+    in_group = max(-(-chosen // max(kept, 1)), 2 if shape.groups > 1 else 1)
+    return int(in_group * shape.groups)
 
 
 def _by_layer(parts: Sequence[Part]) -> dict[int | None, int]:
