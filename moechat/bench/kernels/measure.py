@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from moechat import _native
-from moechat.bench.bursts import FAST_BYTES_PER_SECOND, Burst, Work, repeat, run_rounds
+from moechat.bench.bursts import FAST_BYTES_PER_SECOND, Burst, Work, repeat, rounded, run_rounds
 from moechat.bench.kernels.expert_layer import ExpertCalls, check_against_reference, native_layer
 from moechat.bench.kernels.expert_weights import ExpertWeights, map_experts
 from moechat.bench.kernels.experts import ExpertShape, Routes, expert_shape
@@ -107,7 +107,9 @@ def _measure_format(
     model = native_layer(weights.experts, shape)
     show(f"{format_}: comparing with the reference kernels")
     most_threads = max(settings.threads)
-    error = check_against_reference(model, pools[most_threads], shape, max(settings.batches))
+    error = rounded(
+        check_against_reference(model, pools[most_threads], shape, max(settings.batches))
+    )
     reader = Reader([weights.bytes], pools, settings.burst_seconds)
     reader.read_all(most_threads)
     contestants = _contestants(settings, shape, weights, model, pools)
