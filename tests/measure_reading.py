@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from moechat import _native
-from moechat.bench.expert_weights import map_read_only
+from moechat.bench.kernels.expert_weights import map_read_only
 from moechat.bench.reading import Reader
 
 ROUNDS = 9
@@ -119,7 +119,7 @@ def compare(threads: int, gib: float) -> float:
     places = [program.buffer(num_bytes, 1), mapping.ctypes.data, program.buffer(num_bytes, 0)]
     if not all(places):
         sys.exit("no memory for the program's buffers")
-    reader = Reader(mapping, {threads: _native.ThreadPool(threads)}, 0.3, clock)
+    reader = Reader([mapping], {threads: _native.ThreadPool(threads)}, 0.3, clock)
     reader.read_all(threads)
 
     def program_rate(place: int) -> float:

@@ -129,7 +129,6 @@ def compare(arguments: argparse.Namespace, path: Path, format_: str, threads: in
             print_rounds(title, "GB/s of weights", rounds)
             print_summary(rounds, "GB/s", dict.fromkeys(contestants, 1.0))
             sys.stdout.flush()
-        reading.close()
 
 
 def bursts(

@@ -25,7 +25,7 @@ import numpy as np
 from pipe import Contestant, run
 from rounds import Reading, print_header, print_rounds, print_summary, run_rounds
 
-from moechat.engine.model_files import find_model_files
+from moechat.bench.model.weight_bytes import of_files
 
 DECODE_TOKENS, PREFILL_TOKENS = 64, 512
 CONTEXT_TOKENS = 1024
@@ -59,26 +59,6 @@ def contestants_of(
     return {name: partial(once, name) for name in processes}
 
 
-def bytes_a_token(model: Path) -> int:
-    """What one step of decode must read: all weights once, but 8 of the experts and one row of the
-    embedding. The KV cache is left out."""
-    files = find_model_files(model)
-    moe = files.spec.moe
-    total, embedding, has_head = 0.0, 0, False
-    for tensor in files.bind():
-        parts = [part for part in (tensor.data, tensor.scale, tensor.zeros) if part is not None]
-        size = sum(part.array.nbytes for part in parts)
-        role = tensor.spec.role
-        has_head = has_head or role == "head"
-        if role == "embedding":
-            embedding = size
-        elif ".experts." in role and moe is not None:
-            total += size * moe.num_experts_per_token / moe.num_experts
-        else:
-            total += size
-    return round(total + (embedding // files.spec.vocab_size if has_head else embedding))
-
-
 def main() -> None:
     """Both contests."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -104,9 +84,8 @@ def main() -> None:
         peer.ask("use_threads", arguments.threads)
         print_header(**{"llama-cpp-python": f"{info['version']}, {info['features']}"})
         reading = Reading(np.memmap(arguments.model, np.uint8, "r"), arguments.threads)
-        stack.callback(reading.close)
         pids = [process.pid for process in processes.values()]
-        sizes_gb = {name: bytes_a_token(Path(model)) / 1e9 for name, model in models.items()}
+        sizes_gb = {name: of_files(Path(model)).total / 1e9 for name, model in models.items()}
         sizes_gb[PEER] = sizes_gb[FILE]
         for name, gigabytes in sizes_gb.items():
             print(f"{name}: {gigabytes:.3f} GB a token")

@@ -13,7 +13,6 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,44 +21,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moechat import _native
+from moechat.bench.bursts import FAST_BYTES_PER_SECOND
+from moechat.bench.reading import Reader
 
-FAST_GB_PER_S = 65.0
+FAST_GB_PER_S = FAST_BYTES_PER_SECOND / 1e9
 QUIET_CORES = 0.15  # of other processes and the host, in a round that they do not disturb
-READ_BYTES = 2 << 30
+READ_SECONDS = 0.2
 PAUSE_SECONDS = 0.1  # longer than any contestant's threads spin after their work
 
 
 class Reading:
-    """Plain reading of mapped bytes [n], at most 2 GiB of them, by some threads."""
+    """Plain reading of mapped bytes [n] by some threads, as moechat's bench measures it."""
 
     def __init__(self, data: NDArray[np.uint8], threads: int) -> None:
         self._threads = threads
-        self._data = data[: min(READ_BYTES, data.size)]
-        self._pool = ThreadPoolExecutor(max(threads, 2))
-        self.read()  # the mapping's pages are entered once
+        pools = {count: _native.ThreadPool(count) for count in {threads, max(threads, 2)}}
+        self._reader = Reader([data], pools, READ_SECONDS)
+        self._reader.read_all(max(threads, 2))  # the mapping's pages are entered once
 
     def read(self) -> tuple[float, float]:
         """GB/s by the threads asked for, and by two at least: that tells the regime."""
-        rate = self._best(self._threads)
-        return rate, rate if self._threads > 1 else self._best(2)
-
-    def _best(self, threads: int) -> float:
-        return max(self._pass(threads), self._pass(threads))
-
-    def _pass(self, threads: int) -> float:
-        share = self._data.size // threads // 512 * 512
-        began = time.perf_counter()
-        parts = [
-            self._pool.submit(_native.read_checksum, self._data, part * share, (part + 1) * share)
-            for part in range(threads)
-        ]
-        for part in parts:
-            part.result()
-        return share * threads / (time.perf_counter() - began) / 1e9
-
-    def close(self) -> None:
-        """End the threads."""
-        self._pool.shutdown()
+        rate = self._reader.read(self._threads).best / 1e9
+        return rate, rate if self._threads > 1 else self._reader.read(2).best / 1e9
 
 
 @dataclass(frozen=True)

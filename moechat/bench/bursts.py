@@ -19,15 +19,28 @@ FAST_BYTES_PER_SECOND = 65e9
 Clock = Callable[[], float]
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What was done in some time. ``bytes`` had to be read from memory for it.
+
+    ``cpu_seconds`` are those of all threads of the process.
+    """
+
+    calls: int
+    seconds: float
+    cpu_seconds: float
+    bytes: int
+
+
 class Contestant(Protocol):
-    """What is measured: one call after another."""
+    """What is measured. The readings beside it use as many ``threads``."""
 
     @property
     def threads(self) -> int:
-        """Threads that compute; the readings beside it use as many."""
+        """Threads that compute."""
 
-    def call(self) -> int:
-        """Do it once; the bytes that had to be read from memory, each counted once."""
+    def burst(self) -> Work:
+        """Call after call for a fraction of a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,25 +68,22 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """Calls of one contestant in one round, and the readings before and after."""
+    """One contestant's work in one round, and the readings before and after."""
 
     round: int
-    calls: int
-    seconds: float
-    cpu_seconds: float  # of all threads of the process
-    bytes: int
+    work: Work
     before: Reading
     after: Reading
 
     @property
     def seconds_per_call(self) -> float:
         """Mean time of a call."""
-        return self.seconds / self.calls
+        return self.work.seconds / self.work.calls
 
     @property
     def bytes_per_second(self) -> float:
         """Rate of all its calls together."""
-        return self.bytes / self.seconds
+        return self.work.bytes / self.work.seconds
 
     @property
     def read_bytes_per_second(self) -> float:
@@ -89,7 +99,13 @@ class Burst:
     def fraction_of_read_by_cpu_time(self) -> float:
         """The same by processor time: what others take of the processors does not count."""
         read = (self.before.best_cpu + self.after.best_cpu) / 2
-        return self.bytes / self.cpu_seconds / read
+        return self.work.bytes / self.work.cpu_seconds / read
+
+    @property
+    def fixed_seconds_per_call(self) -> float:
+        """A call's time less what reading its bytes would take."""
+        read = self.work.bytes / self.work.calls / self.read_bytes_per_second
+        return self.seconds_per_call - read
 
     @property
     def fast(self) -> bool:
@@ -110,6 +126,28 @@ class Spread:
         """Of at least one value."""
         return cls(statistics.median(values), min(values), max(values))
 
+    def keys(self, name: str, median: str = "") -> dict[str, float]:
+        """For a report: ``name`` with ``median`` after it, ``name``_min and ``name``_max."""
+        return {
+            name + median: rounded(self.median),
+            f"{name}_min": rounded(self.min),
+            f"{name}_max": rounded(self.max),
+        }
+
+
+def rounded(value: float) -> float:
+    """Four significant digits: more would be noise."""
+    return float(f"{value:.4g}")
+
+
+def read_keys(bursts: Sequence[Burst]) -> dict[str, float]:
+    """Weights read and plain reading in GB/s, and their ratio: medians and ranges."""
+    return {
+        **Spread.of([burst.bytes_per_second / 1e9 for burst in bursts]).keys("weight_gb_per_s"),
+        **Spread.of([burst.read_bytes_per_second / 1e9 for burst in bursts]).keys("read_gb_per_s"),
+        **Spread.of([burst.fraction_of_read for burst in bursts]).keys("fraction_of_read"),
+    }
+
 
 def regime(bursts: Sequence[Burst]) -> str:
     """ "fast" when all bursts were, "slow" when none was, else "mixed"."""
@@ -118,12 +156,7 @@ def regime(bursts: Sequence[Burst]) -> str:
 
 
 def run_rounds(
-    contestants: Sequence[Contestant],
-    read: Callable[[int], Reading],
-    rounds: int,
-    burst_seconds: float,
-    clock: Clock = time.perf_counter,
-    cpu_clock: Clock = time.process_time,
+    contestants: Sequence[Contestant], read: Callable[[int], Reading], rounds: int
 ) -> Iterator[tuple[int, Burst]]:
     """Let the contestants take turns; yields (index of the contestant, burst) as they come.
 
@@ -137,21 +170,24 @@ def run_rounds(
             if before is None or contestant.threads != threads:
                 threads = contestant.threads
                 before = read(threads)
-            cpu_began = cpu_clock()
-            calls, num_bytes, seconds = burst(contestant.call, burst_seconds, clock)
-            cpu_seconds = cpu_clock() - cpu_began
+            work = contestant.burst()
             after = read(threads)
-            yield index, Burst(round_, calls, seconds, cpu_seconds, num_bytes, before, after)
+            yield index, Burst(round_, work, before, after)
             before = after
 
 
-def burst(call: Callable[[], int], seconds: float, clock: Clock) -> tuple[int, int, float]:
-    """Repeat a call, at least once, until the time is up: (calls, bytes, seconds)."""
+def repeat(
+    call: Callable[[], int],
+    seconds: float,
+    clock: Clock = time.perf_counter,
+    cpu_clock: Clock = time.process_time,
+) -> Work:
+    """A call that returns its bytes, at least once, until the time is up."""
     calls = num_bytes = 0
-    began = clock()
+    began, cpu_began = clock(), cpu_clock()
     while True:
         num_bytes += call()
         calls += 1
         passed = clock() - began
         if passed >= seconds:
-            return calls, num_bytes, passed
+            return Work(calls, passed, cpu_clock() - cpu_began, num_bytes)

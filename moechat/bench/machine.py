@@ -7,30 +7,29 @@ import platform
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from moechat import __version__, _native
 
 
 def machine_facts() -> dict[str, Any]:
-    """Processor, memory and operating system, for a report; what is not known is None."""
+    """``machine`` and ``versions`` of a report; what is not known is None."""
     return {
-        "cpu": _first_value(Path("/proc/cpuinfo"), "model name"),
-        "usable_cpus": _native.available_cpus(),
-        "last_level_cache_bytes": last_level_cache_bytes(),
-        "memory_bytes": memory_bytes("MemTotal"),
-        "instruction_sets": _native.supported_instruction_sets(),
-        "load_average_1_minute": round(os.getloadavg()[0], 2),
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-    }
-
-
-def versions() -> dict[str, str]:
-    """Of moechat and of what its measurements stand on."""
-    from numpy import __version__ as numpy_version
-
-    return {
-        "moechat": __version__,
-        "python": platform.python_version(),
-        "numpy": numpy_version,
+        "machine": {
+            "cpu": _first_value(Path("/proc/cpuinfo"), "model name"),
+            "usable_cpus": _native.available_cpus(),
+            "last_level_cache_bytes": last_level_cache_bytes(),
+            "memory_bytes": _memory_bytes(),
+            "available_memory_bytes": available_memory_bytes(),
+            "instruction_sets": _native.supported_instruction_sets(),
+            "load_average_1_minute": round(os.getloadavg()[0], 2),
+            "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        },
+        "versions": {
+            "moechat": __version__,
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+        },
     }
 
 
@@ -45,21 +44,20 @@ def last_level_cache_bytes() -> int | None:
     return max(sizes, default=None)
 
 
-def memory_bytes(name: str) -> int | None:
-    """A row of /proc/meminfo ("MemTotal", "MemAvailable"); None when it is not there."""
-    text = _first_value(Path("/proc/meminfo"), name)
-    number = (text or "").split()[:1]
-    return int(number[0]) * 1024 if number and number[0].isdecimal() else None
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def available_memory_bytes() -> int | None:
-    """What may still be used: free memory, less when a control group allows less."""
-    available = memory_bytes("MemAvailable")
-    limits = [limit for limit in (available, _cgroup_room_bytes()) if limit is not None]
-    return min(limits, default=None)
+def available_memory_bytes() -> int:
+    """What may still be used: free memory and file pages, or less where a control group says so."""
+    number = (_first_value(Path("/proc/meminfo"), "MemAvailable") or "").split()[:1]
+    limits = [_memory_bytes(), *_cgroup_rooms_bytes()]
+    if number and number[0].isdecimal():
+        limits.append(int(number[0]) * 1024)
+    return max(min(limits), 0)
 
 
-def _cgroup_room_bytes() -> int | None:
+def _cgroup_rooms_bytes() -> list[int]:
     """Limit less use of this process's memory group and those above it (versions 1 and 2).
 
     Cached file pages count as used there but give way, so they are taken as free.
@@ -80,7 +78,7 @@ def _cgroup_room_bytes() -> int | None:
             if limit.isdecimal() and used.isdecimal():
                 rooms.append(int(limit) - int(used) + _cached_bytes(group, names[2]))
             group = group.parent
-    return min(rooms, default=None)
+    return rooms
 
 
 def _cached_bytes(group: Path, name: str) -> int:

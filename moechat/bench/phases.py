@@ -1,35 +1,38 @@
-"""Where the time of a call goes: its phases, and how evenly the threads shared their tasks."""
+"""Where the time of a burst goes: its phases, and how evenly the threads shared their tasks."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 from moechat import _native
-from moechat.bench.bursts import burst
+from moechat.bench.bursts import Work, rounded
 
 
-def phase_times(
-    call: Callable[[], int], pool: _native.ThreadPool, seconds: float
+def phase_rows(
+    burst: Callable[[], Work], pool: _native.ThreadPool, unit: str, priority: str = "decode"
 ) -> list[dict[str, Any]]:
-    """Repeat ``call`` for some seconds and return the phases that its jobs on ``pool`` had.
+    """Do ``burst`` once and return the phases that its jobs on ``pool`` had, a ``unit`` a call.
 
-    ``open_ms_per_call`` is serial. ``imbalance`` is the busiest thread's time over the mean of all:
-    1 when all worked alike, the number of threads when one did everything.
+    ``open_ms_per_``... is serial; ``share_of_time`` counts it too. ``imbalance`` is the busiest
+    thread's time over the mean of all: 1 when all worked alike, the number of threads when one did
+    everything. ``priority`` is "decode" or "prefill".
     """
     pool.set_profiling(True)
     try:
-        calls, _, _ = burst(call, seconds, time.perf_counter)
-        phases = pool.profile("decode")
+        work = burst()
+        phases = pool.profile(priority)
     finally:
         pool.set_profiling(False)
     return [
         {
-            "phase": phase["phase"].removeprefix("experts."),
-            "tasks_per_call": round(phase["tasks"] / calls, 2),
-            "ms_per_call": float(f"{phase['wall_seconds'] / calls * 1e3:.4g}"),
-            "open_ms_per_call": float(f"{phase['open_seconds'] / calls * 1e3:.4g}"),
+            "phase": phase["phase"],
+            f"tasks_per_{unit}": round(phase["tasks"] / work.calls, 2),
+            f"ms_per_{unit}": rounded(phase["wall_seconds"] / work.calls * 1e3),
+            f"open_ms_per_{unit}": rounded(phase["open_seconds"] / work.calls * 1e3),
+            "share_of_time": rounded(
+                (phase["wall_seconds"] + phase["open_seconds"]) / work.seconds
+            ),
             "imbalance": round(phase["longest_seconds"] * pool.num_threads / busy, 3),
         }
         for phase in phases

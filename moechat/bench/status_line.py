@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import time
+from collections.abc import Callable
 from typing import TextIO
+
+_REFRESH_SECONDS = 0.1
+
+Show = Callable[[str], None]  # puts a line in place of what is shown
 
 
 class StatusLine:
@@ -13,6 +19,12 @@ class StatusLine:
         self._stderr = stderr
         self._is_terminal = stderr.isatty()
         self._shown = ""
+
+    def __enter__(self) -> StatusLine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.erase()
 
     def show(self, line: str) -> None:
         """Put ``line`` in place of what is shown; an empty one leaves the line blank."""
@@ -27,3 +39,17 @@ class StatusLine:
     def erase(self) -> None:
         """Leave the line blank and the cursor at its start."""
         self.show("")
+
+
+def written_bytes(show: Show, what: str) -> Callable[[int, int], None]:
+    """A function of bytes done and bytes in all, which shows them now and then."""
+    shown_at = 0.0
+
+    def progress(done_bytes: int, num_bytes: int) -> None:
+        nonlocal shown_at
+        now = time.monotonic()
+        if now - shown_at >= _REFRESH_SECONDS or done_bytes == num_bytes:
+            shown_at = now
+            show(f"{what}: {done_bytes / 1e9:.2f} of {num_bytes / 1e9:.2f} GB")
+
+    return progress

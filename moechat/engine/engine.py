@@ -61,7 +61,7 @@ class Engine:
             pool = _native.ThreadPool(_native.available_cpus() if threads is None else threads)
         except _native.NativeError as error:
             raise from_native(*error.args) from error
-        self.threads = pool.num_threads
+        self.threads, self.pool = pool.num_threads, pool
         self.drafter = _native.MtpDrafter(self.model.native, pool) if speculate else None
         self.decode = DecodeWorker(self.model.native, pool, channel_packets)
         self.prefill = PrefillWorker(self.model.native, pool, self.decode.channel)
@@ -115,7 +115,12 @@ class Engine:
     @functools.cached_property
     def text(self) -> TextModel:
         """Tokenizer and chat template. Raises TextUnavailable when the model has none."""
-        return self.model.files.text()
+        try:
+            return self.model.files.text()
+        except ImportError as error:  # measurements run on machines without tokenizers
+            raise TextUnavailable(
+                f"the library {error.name or error} is not installed", "text needs it"
+            ) from None
 
     @functools.cached_property
     def text_or_none(self) -> TextModel | None:

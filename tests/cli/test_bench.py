@@ -1,4 +1,4 @@
-"""``moechat bench kernels`` as a process: streams, exit codes, pictures, and that nothing stays."""
+"""``moechat bench`` as a process: streams, exit codes, pictures, and that nothing stays."""
 
 import json
 import os
@@ -9,6 +9,8 @@ import sys
 import time
 
 import pytest
+
+from moechat.folders import config_folder
 
 MOECHAT = (sys.executable, "-m", "moechat")
 MINI = (
@@ -94,24 +96,83 @@ def test_a_pipe_gets_a_plain_table(run):
     assert row.split()[0] == "fp8" and row.split()[-1] in ("slow", "fast", "mixed")
 
 
-def test_the_plain_command_line_needs_no_libraries_of_the_other(run):
-    code, stdout, stderr = run(
-        sys.executable,
-        "-c",
-        "import sys\n"
-        "libraries = 'typer click prompt_toolkit gguf rich tokenizers jinja2 safetensors torch'\n"
-        "for name in libraries.split():\n"
-        "    sys.modules[name] = None\n"
-        "from moechat.bench.__main__ import main\n"
-        "sys.exit(main())",
-        *MINI[1:],
-        "--json",
-    )
+BLOCKED = (
+    "import sys\n"
+    "libraries = 'typer click prompt_toolkit gguf rich tokenizers jinja2 safetensors torch'\n"
+    "for name in libraries.split():\n"
+    "    sys.modules[name] = None\n"
+    "from moechat.bench.__main__ import main\n"
+    "sys.exit(main())"
+)
+# Laid over the entry in models.toml: built in no time.
+SMALL_OLMOE = """
+[olmoe-1b-7b.geometry]
+hidden_size = 128
+intermediate_size = 64
+moe_intermediate_size = 64
+num_heads = 4
+num_kv_heads = 2
+head_dim = 32
+num_experts = 16
+vocab_size = 512
+"""
+QUICK = ("--repetitions", "1", "--max-context", "16")
+
+
+@pytest.fixture
+def small_olmoe(tmp_path, monkeypatch):
+    monkeypatch.setenv("MOECHAT_HOME", str(tmp_path / "home"))
+    folder = config_folder()
+    folder.mkdir(parents=True)
+    (folder / "models.toml").write_text(SMALL_OLMOE)
+
+
+def test_the_plain_command_line_needs_no_libraries_of_the_other(run, small_olmoe):
+    code, stdout, stderr = run(sys.executable, "-c", BLOCKED, *MINI[1:], "--json")
     assert (code, stderr) == (0, "")
     assert json.loads(stdout)["rows"][0]["format"] == "fp8"
+    code, stdout, stderr = run(sys.executable, "-c", BLOCKED, "model", "mini", *QUICK)
+    assert (code, stderr) == (0, "") and "phases of a token" in stdout
+    command = ("--synthetic", "olmoe-1b-7b", *QUICK, "--json")
+    code, stdout, stderr = run(sys.executable, "-c", BLOCKED, *command)
+    assert (code, stderr) == (0, "")
+    assert json.loads(stdout)["whole"]["moe_layers"] == 16
+
+
+def test_the_plain_command_lines_errors_are_one_line(run):
     code, stdout, stderr = run(sys.executable, "-m", "moechat.bench", "kernels", "--shape", "minu")
     assert (code, stdout) == (3, "") and stderr.startswith("error: ")
     assert stderr.endswith("[model-not-found]\n") and stderr.count("\n") == 1
+
+
+def test_a_whole_model_as_json_with_a_picture(run, tmp_path):
+    plot = tmp_path / "speed.svg"
+    code, stdout, stderr = run(*MOECHAT, "bench", "model", "mini", *QUICK, "--json", "--plot", plot)
+    assert (code, stderr) == (0, "")
+    assert json.loads(stdout)["model"] == "mini" and "decode: tok/s" in plot.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ((), 2, "--synthetic deepseek-v3"),
+        (("--synthetic", "nothing"), 3, "[model-not-found]"),
+        (("--synthetic", "deepseek-v3", "--layers", "59"), 2, "58 layers"),
+        (("model", "nothing"), 3, "[model-not-found]"),
+        (("model", "mini", "--plot", "here.jpg"), 2, ".svg"),
+        (("model", "mini", "--max-context", "0"), 2, "--max-context"),
+    ],
+)
+def test_errors_of_whole_models_likewise(run, arguments, code, words):
+    result = run(*MOECHAT, "bench", *arguments)
+    assert result[:2] == (code, "")
+    assert words in result[2] and result[2].count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [(), ("model",), ("kernels",)])
+def test_help_goes_to_stdout(run, words):
+    code, stdout, stderr = run(*MOECHAT, "bench", *words, "--help")
+    assert (code, stderr) == (0, "") and "--plot" in stdout and "--json" in stdout
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moechat.bench.bursts import Burst, Reading, Spread, burst, regime, run_rounds
+from moechat.bench.bursts import Burst, Reading, Spread, Work, regime, repeat, run_rounds
 
 
 class Clock:
@@ -24,6 +24,9 @@ class Scripted:
         self.name, self.threads = name, threads
         self.seconds, self.bytes, self.clock, self.log = seconds, bytes_, clock, log
 
+    def burst(self):
+        return repeat(self.call, 0.05, self.clock, self.clock)
+
     def call(self):
         self.log.append(self.name)
         self.clock.now += self.seconds
@@ -37,8 +40,10 @@ def test_a_burst_repeats_until_the_time_is_up_and_at_least_once():
         clock.now += 0.4
         return 7
 
-    assert burst(call, 1.0, clock) == (3, 21, pytest.approx(1.2))
-    assert burst(call, 0.0, clock) == (1, 7, pytest.approx(0.4))
+    work = repeat(call, 1.0, clock, lambda: 2 * clock())
+    assert (work.calls, work.bytes) == (3, 21)
+    assert (work.seconds, work.cpu_seconds) == (pytest.approx(1.2), pytest.approx(2.4))
+    assert repeat(call, 0.0, clock, clock).calls == 1
 
 
 def test_rates_and_ratios_are_those_of_each_burst_and_its_neighbours():
@@ -50,16 +55,18 @@ def test_rates_and_ratios_are_those_of_each_burst_and_its_neighbours():
         return Reading(next(rates), 10e9, 25e9, 15e9)
 
     contestant = Scripted("a", 2, 0.01, 400_000_000, clock, log)
-    turns = list(run_rounds([contestant], read, 2, 0.05, clock, clock))
+    turns = list(run_rounds([contestant], read, 2))
     assert [index for index, _ in turns] == [0, 0]
     first, second = (burst for _, burst in turns)
     assert (first.round, second.round) == (0, 1)
-    assert first.calls == len(log) // 2
+    assert first.work.calls == len(log) // 2
     assert first.bytes_per_second == pytest.approx(40e9)
     assert first.seconds_per_call == pytest.approx(0.01)
-    assert first.cpu_seconds == pytest.approx(first.seconds)
+    assert first.work.cpu_seconds == pytest.approx(first.work.seconds)
     assert first.read_bytes_per_second == pytest.approx(50e9)
     assert first.fraction_of_read == pytest.approx(0.8)
+    # 10 ms, of which 400 MB at 50 GB/s take 8.
+    assert first.fixed_seconds_per_call == pytest.approx(0.002)
     assert first.fraction_of_read_by_cpu_time == pytest.approx(40 / 25)
     assert second.read_bytes_per_second == pytest.approx(70e9)
     assert second.fraction_of_read == pytest.approx(40 / 70)
@@ -77,7 +84,7 @@ def test_every_burst_lies_between_readings_with_as_many_threads():
         Scripted("b", 2, 1, 1, clock, log),
         Scripted("c", 1, 1, 1, clock, log),
     ]
-    indices = [index for index, _ in run_rounds(contestants, read, 2, 0.5, clock, clock)]
+    indices = [index for index, _ in run_rounds(contestants, read, 2)]
     assert indices == [0, 1, 2, 0, 1, 2]
     one_round = ["read 2", "a", "read 2", "b", "read 2", "read 1", "c", "read 1"]
     assert log == one_round * 2
@@ -90,7 +97,7 @@ def test_of_two_readings_the_faster_counts():
 
 
 def made(before, after):
-    return Burst(0, 1, 1.0, 1.0, 1, Reading(before, 0, 1, 1), Reading(after, 0, 1, 1))
+    return Burst(0, Work(1, 1.0, 1.0, 1), Reading(before, 0, 1, 1), Reading(after, 0, 1, 1))
 
 
 def test_a_burst_is_fast_when_both_neighbours_are():

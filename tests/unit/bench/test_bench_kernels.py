@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from moechat import _native
-from moechat.bench import expert_layer, expert_weights, kernels, shapes
-from moechat.bench.kernel_check import KernelMismatch
-from moechat.bench.kernel_settings import KernelSettings
-from moechat.bench.kernels import measure_kernels
+from moechat.bench import settings
+from moechat.bench.kernels import expert_layer, expert_weights, experts, measure
+from moechat.bench.kernels.expert_layer import KernelMismatch
+from moechat.bench.kernels.measure import measure_kernels
+from moechat.bench.settings import KernelSettings
 from moechat.errors import DoesNotFit, ModelNotFound, Usage
 
 CONTRACT = {
@@ -34,13 +35,13 @@ def quick(**changes):
     return KernelSettings(**(usual | changes))
 
 
-def measure(**changes):
+def measured(**changes):
     return measure_kernels(quick(**changes), lambda line: None)
 
 
 def test_the_report_is_the_contract():
     report = json.loads(
-        json.dumps(measure(formats=("fp8", "bf16"), threads=(1, 2), batches=(1, 3)))
+        json.dumps(measured(formats=("fp8", "bf16"), threads=(1, 2), batches=(1, 3)))
     )
     assert {"machine", "versions", "rows"} <= set(report)
     wanted = [(f, t, b) for f in ("fp8", "bf16") for t in (1, 2) for b in (1, 3)]
@@ -53,7 +54,7 @@ def test_the_report_is_the_contract():
         assert 0 < row["fraction_of_read_min"] <= row["fraction_of_read"]
         assert row["regime"] in ("fast", "slow", "mixed")
         assert row["max_relative_error"] < 1e-2
-        assert {"gate_up", "down"} <= {phase["phase"] for phase in row["phases"]}
+        assert {"experts.gate_up", "experts.down"} <= {phase["phase"] for phase in row["phases"]}
         medians = sorted(burst["ms_per_call"] for burst in row["bursts"])
         assert row["ms_median"] == pytest.approx(medians[2], rel=1e-3)
         for burst in row["bursts"]:
@@ -67,7 +68,7 @@ def test_the_report_is_the_contract():
 
 
 def test_bytes_are_those_of_the_distinct_experts():
-    same, uniform = measure(batches=(6,)), measure(batches=(6,), experts_hit="uniform")
+    same, uniform = measured(batches=(6,)), measured(batches=(6,), experts_hit="uniform")
     assert same["weights"][0]["expert_bytes"] == MINI_FP8_EXPERT_BYTES
     assert same["rows"][0]["weight_bytes_per_call"] == 4 * MINI_FP8_EXPERT_BYTES
     # 32 (1 - (1 - 4/32)^6) = 17.6 of 32 experts are expected.
@@ -78,7 +79,7 @@ def test_bytes_are_those_of_the_distinct_experts():
 @pytest.mark.parametrize("isa", _native.supported_instruction_sets())
 def test_the_forced_instruction_set_runs_and_the_old_one_comes_back(isa):
     before = _native.active_instruction_set()
-    report = measure(isa=isa)
+    report = measured(isa=isa)
     assert report["rows"][0]["isa"] == isa
     assert _native.active_instruction_set() == before
 
@@ -95,19 +96,19 @@ def test_a_wrong_kernel_is_no_figure(monkeypatch):
     for error in (0.02, np.nan):
         monkeypatch.setattr(expert_layer.ExpertCalls, "error", error, raising=False)
         with pytest.raises(KernelMismatch, match=isa):
-            measure(isa=isa)
+            measured(isa=isa)
     monkeypatch.setattr(expert_layer.ExpertCalls, "error", 0.005)
-    assert measure(isa=isa)["weights"][0]["max_relative_error"] == pytest.approx(0.005, rel=0.01)
+    assert measured(isa=isa)["weights"][0]["max_relative_error"] == pytest.approx(0.005, rel=0.01)
 
 
 def test_without_a_number_the_experts_outgrow_the_caches(monkeypatch):
-    for module in (kernels, expert_weights):
+    for module in (measure, expert_weights):
         monkeypatch.setattr(module, "last_level_cache_bytes", lambda: 20_000_000)
-    weights = measure(experts=None)["weights"][0]
+    weights = measured(experts=None)["weights"][0]
     assert weights["file_over_last_level_cache"] >= 2 and weights["experts"] % 4 == 0
-    for module in (kernels, expert_weights):
+    for module in (measure, expert_weights):
         monkeypatch.setattr(module, "last_level_cache_bytes", lambda: None)
-    weights = measure(experts=None)["weights"][0]
+    weights = measured(experts=None)["weights"][0]
     assert (weights["experts"], weights["file_over_last_level_cache"]) == (64, None)
 
 
@@ -123,7 +124,7 @@ def test_without_a_number_the_experts_outgrow_the_caches(monkeypatch):
 def test_what_cannot_be_measured_is_named(changes, error, words):
     before = _native.active_instruction_set()
     with pytest.raises(error, match=words):
-        measure(**changes)
+        measured(**changes)
     assert _native.active_instruction_set() == before
 
 
@@ -131,16 +132,16 @@ def test_what_cannot_be_measured_is_named(changes, error, words):
     ("geometry", "words"),
     [
         ({"hidden_size": 64}, "no experts"),
-        ({"hidden_size": 64, "num_experts": 0}, "no experts.*mini"),
+        ({"hidden_size": 64, "num_experts": 0}, "no experts.*dense"),
         ({"num_experts": 8, "hidden_size": "x"}, "hidden_size"),
         (None, "no geometry"),
     ],
 )
 def test_a_model_without_experts_is_named(geometry, words, monkeypatch):
     entries = {"dense": {"geometry": geometry}, "mini": {"geometry": {"num_experts": 32}}}
-    monkeypatch.setattr(shapes, "load_registry", lambda: type("R", (), {"entries": entries}))
+    monkeypatch.setattr(settings, "load_registry", lambda: type("R", (), {"entries": entries}))
     with pytest.raises(Usage, match=words):
-        shapes.expert_shape("dense")
+        experts.expert_shape("dense")
 
 
 @pytest.mark.parametrize(
@@ -148,6 +149,7 @@ def test_a_model_without_experts_is_named(geometry, words, monkeypatch):
     [
         ({"format": "fp9"}, "fp9.*fp8"),
         ({"format": ""}, "--format"),
+        ({"threads": ""}, "--threads"),
         ({"threads": "0"}, "1 to 256"),
         ({"threads": "1,x"}, "'x'"),
         ({"threads": "1,,2"}, "''"),
@@ -165,9 +167,9 @@ def test_texts_that_make_no_sense_are_usage_errors(texts, words):
 
 
 def test_texts_become_settings():
-    settings = KernelSettings.from_texts({})
-    assert settings.formats == ("fp8", "int4", "mxfp4", "bf16")
-    assert settings.threads == (_native.available_cpus(),)
-    assert (settings.shape, settings.batches, settings.bursts) == ("deepseek-v3", (1,), 7)
-    settings = KernelSettings.from_texts({"threads": "1, 2,2", "batch": "8", "experts": "64"})
-    assert (settings.threads, settings.batches, settings.experts) == ((1, 2), (8,), 64)
+    read = KernelSettings.from_texts({})
+    assert read.formats == ("fp8", "int4", "mxfp4", "bf16")
+    assert read.threads == (_native.available_cpus(),)
+    assert (read.shape, read.batches, read.bursts) == ("deepseek-v3", (1,), 7)
+    read = KernelSettings.from_texts({"threads": "1, 2,2", "batch": "8", "experts": "64"})
+    assert (read.threads, read.batches, read.experts) == ((1, 2), (8,), 64)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from moechat.bench.phases import phase_times
+import pytest
+
+from moechat.bench.bursts import Work
+from moechat.bench.phases import phase_rows
 
 
 class Pool:
-    """Reports times of one call on 4 threads."""
+    """Reports times of two calls on 4 threads."""
 
     num_threads = 4
 
@@ -17,18 +20,32 @@ class Pool:
         self.profiling.append(on)
 
     def profile(self, priority):
-        assert priority == "decode" and self.profiling == [True]
-        usual = {"count": 1, "tasks": 6, "open_seconds": 0.002, "wall_seconds": 0.01}
-        even = usual | {"phase": "experts.down", "busy_seconds": 0.04, "longest_seconds": 0.01}
-        alone = usual | {"phase": "other", "busy_seconds": 0.01, "longest_seconds": 0.01}
+        assert priority == "prefill" and self.profiling == [True]
+        usual = {"count": 2, "tasks": 12, "open_seconds": 0.004, "wall_seconds": 0.02}
+        even = usual | {"phase": "experts.down", "busy_seconds": 0.08, "longest_seconds": 0.02}
+        alone = usual | {"phase": "other", "busy_seconds": 0.02, "longest_seconds": 0.02}
         nothing = usual | {"phase": "experts.sum", "busy_seconds": 0.0, "longest_seconds": 0.0}
         return [even, alone, nothing]
 
 
 def test_times_are_per_call_and_imbalance_is_over_the_mean():
     pool = Pool()
-    down, other = phase_times(lambda: 1, pool, 0.0)
+    down, other = phase_rows(lambda: Work(2, 0.06, 0.0, 0), pool, "prompt", "prefill")
     assert pool.profiling == [True, False]
-    assert (down["phase"], down["tasks_per_call"], down["ms_per_call"]) == ("down", 6, 10)
-    assert (down["open_ms_per_call"], down["imbalance"]) == (2, 1)
+    assert (down["phase"], down["tasks_per_prompt"], down["ms_per_prompt"]) == (
+        ("experts.down", 6, 10)
+    )
+    assert (down["open_ms_per_prompt"], down["imbalance"]) == (2, 1)
+    assert down["share_of_time"] == 0.4  # 24 of 60 ms
     assert (other["phase"], other["imbalance"]) == ("other", 4)
+
+
+def test_profiling_ends_with_an_error_too():
+    pool = Pool()
+
+    def fail():
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        phase_rows(fail, pool, "call")
+    assert pool.profiling == [True, False]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moechat.bench.routing import Routes
+from moechat.bench.kernels.experts import Routes
 
 
 @pytest.mark.parametrize(("num_experts", "per_token"), [(64, 8), (10, 4), (8, 8), (7, 3)])

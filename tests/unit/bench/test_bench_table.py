@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from moechat.bench.kernel_table import print_table
+from moechat.bench.kernels.report import kernel_text
+from moechat.bench.table import Bar, Table, print_text
 
 
 class Terminal(io.StringIO):
@@ -34,7 +35,7 @@ def row(fraction):
         "fraction_of_read_min": fraction - 0.1,
         "fraction_of_read_max": fraction + 0.1,
         "regime": "fast",
-        "phases": [{"phase": "gate_up", "ms_per_call": 4.5, "imbalance": 1.03}],
+        "phases": [{"phase": "experts.gate_up", "ms_per_call": 4.5, "imbalance": 1.03}],
     }
 
 
@@ -57,7 +58,7 @@ def report():
 
 
 def printed(report, stream):
-    print_table(report, stream)
+    print_text(kernel_text(report), stream)
     return stream.getvalue()
 
 
@@ -100,3 +101,19 @@ def test_what_spoils_figures_is_told(report, part, key, value, words):
     assert words not in printed(report, Pipe())
     (report[part][0] if part == "weights" else report[part])[key] = value
     assert words in printed(report, Pipe())
+
+
+def test_columns_are_aligned_and_titles_stand_above():
+    table = Table("a title", ("NAME", "N"), [("x", "1"), ("long", "12345")], frozenset({"NAME"}))
+    stream = Pipe()
+    print_text(["first", table, "last"], stream)
+    assert stream.getvalue().splitlines() == (
+        ["first", "", "a title", "NAME      N", "x         1", "long  12345", "last"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("fraction", "cells"), [(-0.2, 0), (0.0, 0), (0.349, 3), (0.96, 10), (7.5, 10)]
+)
+def test_a_bar_has_ten_cells_whatever_it_shows(fraction, cells):
+    assert Bar(fraction).text("#", ".").split()[0] == "#" * cells + "." * (10 - cells)

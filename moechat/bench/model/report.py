@@ -1,0 +1,177 @@
+"""Figures of ``bench model`` as JSON rows, units in the keys, and as a text for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from moechat.bench.bursts import Burst, Spread, Work, read_keys
+from moechat.bench.model.probes import sampling_seconds
+from moechat.bench.model.weight_bytes import TokenBytes
+from moechat.bench.table import Bar, Table, Text
+
+_REFERENCE_VOCAB = 129_280  # DeepSeek-V3's: sampling is wanted within 0.3 ms there
+_UNSTEADY = 1.5  # memory this many times faster at one time than at another
+_LEAST_SHARE = 0.005  # of phases that the text names
+_RATE_HEAD = ("TOK/S", "MIN", "MAX")
+
+
+def seconds_keys(name: str, spread: Spread) -> dict[str, float]:
+    """``name``_median, _min and _max."""
+    return spread.keys(name, "_median")
+
+
+def rate_keys(tokens: int, seconds: Spread) -> dict[str, float]:
+    """Tokens a second of ``tokens`` in so many seconds."""
+    rate = Spread(tokens / seconds.median, tokens / seconds.max, tokens / seconds.min)
+    return rate.keys("tokens_per_second", "_median")
+
+
+def prefill_row(tokens: int, works: Sequence[Work], phases: list[dict[str, Any]]) -> dict[str, Any]:
+    """One length of prompt."""
+    spread = Spread.of([work.seconds for work in works])
+    return {
+        "prompt_tokens": tokens,
+        **seconds_keys("seconds", spread),
+        **rate_keys(tokens, spread),
+        "phases": phases,
+    }
+
+
+def decode_row(
+    context: int, bursts: Sequence[Burst], phases: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """One context. The calls of a burst are tokens."""
+    spread = Spread.of([burst.seconds_per_call for burst in bursts])
+    fixed = Spread.of([burst.fixed_seconds_per_call for burst in bursts])
+    return {
+        "context_tokens": context,
+        "tokens_a_burst": bursts[0].work.calls,
+        **seconds_keys("seconds_per_token", spread),
+        **rate_keys(1, spread),
+        **read_keys(bursts),
+        **seconds_keys("fixed_seconds_per_token", fixed),
+        "phases": phases,
+    }
+
+
+def bytes_facts(num_bytes: TokenBytes) -> dict[str, int]:
+    """Weight bytes of one decoded token."""
+    return {
+        "routed_bytes_per_token": num_bytes.routed,
+        "head_bytes_per_token": num_bytes.head,
+        "weight_bytes_per_token": num_bytes.total,
+    }
+
+
+def sampling_rows(vocab: int) -> list[dict[str, Any]]:
+    """Drawing one token, at the model's vocabulary and at DeepSeek-V3's."""
+    return [
+        {
+            "vocab_tokens": size,
+            **seconds_keys("seconds_per_token", Spread.of(sampling_seconds(size))),
+        }
+        for size in dict.fromkeys((vocab, _REFERENCE_VOCAB))
+    ]
+
+
+def model_text(report: dict[str, Any]) -> Text:
+    """The report for people."""
+    return [*facts(report), *tables(report)]
+
+
+def facts(report: dict[str, Any]) -> list[str]:
+    """What the tables do not say, one fact a line."""
+    sizes, row = report["bytes"], report["decode"][0]
+    text = [
+        f"{report['model']}: {report['threads']} threads, {report['instruction_set']}, "
+        f"{report['machine']['cpu'] or 'unknown processor'}; medians of "
+        f"{report['repetitions']} bursts",
+        f"bytes a token: {_gb(sizes['weight_bytes_per_token'])} of weights, "
+        f"{_gb(sizes['routed_bytes_per_token'])} of them routed experts, "
+        f"{_gb(sizes['head_bytes_per_token'])} the head",
+        f"fixed cost a token: {ms(row['fixed_seconds_per_token_median'])} ms "
+        f"({ms(row['fixed_seconds_per_token_min'])} to {ms(row['fixed_seconds_per_token_max'])}), "
+        f"all but weight bytes at reading speed, context {row['context_tokens']:,}",
+    ]
+    slow = min(row["read_gb_per_s_min"] for row in report["decode"])
+    fast = max(row["read_gb_per_s_max"] for row in report["decode"])
+    if fast > _UNSTEADY * slow:
+        text.append(
+            f"plain reading went from {slow:.3g} to {fast:.3g} GB/s meanwhile: something else uses "
+            "this machine, and the figures are rough; ratios to reading suffer least"
+        )
+    for row in report["sampling"]:
+        text.append(
+            f"sampling a token of {row['vocab_tokens']:,}: {ms(row['seconds_per_token_median'])} ms"
+        )
+    return text
+
+
+def tables(report: dict[str, Any]) -> list[Table]:
+    """Prefill, decode, and the phases of one row of each."""
+    prefill, decode = report["prefill"], report["decode"]
+    head = ("CONTEXT", *_RATE_HEAD, "FIXED MS", "GB/S", "READING", "OF READING")
+    cells = [
+        (
+            f"{row['context_tokens']:,}",
+            *rate_cells(row),
+            ms(row["fixed_seconds_per_token_median"]),
+            f"{row['weight_gb_per_s']:.3g}",
+            f"{row['read_gb_per_s']:.3g}",
+            Bar(row["fraction_of_read"]),
+        )
+        for row in decode
+    ]
+    context, prompt = decode[0]["context_tokens"], prefill[-1]["prompt_tokens"]
+    return [
+        prefill_table("prefill", prefill),
+        Table("decode", head, cells),
+        _phase_table(f"phases of a token, context {context:,}", decode[0]["phases"], "token"),
+        _phase_table(f"phases of a prompt of {prompt:,}", prefill[-1]["phases"], "prompt"),
+    ]
+
+
+def prefill_table(title: str, rows: Sequence[dict[str, Any]]) -> Table:
+    """Rates of prompts."""
+    cells = [
+        (f"{row['prompt_tokens']:,}", *rate_cells(row), f"{row['seconds_median']:.4g}")
+        for row in rows
+    ]
+    return Table(title, ("PROMPT", *_RATE_HEAD, "SECONDS"), cells)
+
+
+def _phase_table(title: str, phases: list[dict[str, Any]], unit: str) -> Table:
+    """``SERIAL``: before a phase's tasks; ``IMBALANCE``: the busiest thread over the mean."""
+    cells: list[tuple[str | Bar, ...]] = [
+        (
+            phase["phase"],
+            f"{phase[f'ms_per_{unit}']:.3g}",
+            f"{phase[f'open_ms_per_{unit}']:.3g}",
+            f"{phase['imbalance']:.2f}",
+            Bar(phase["share_of_time"]),
+        )
+        for phase in phases
+        if phase["share_of_time"] >= _LEAST_SHARE
+    ]
+    rest = 1 - sum(phase["share_of_time"] for phase in phases)
+    cells.append(("outside the threads", "", "", "", Bar(max(rest, 0.0))))
+    head = ("PHASE", "MS", "SERIAL MS", "IMBALANCE", "OF TIME")
+    return Table(title, head, cells, frozenset({"PHASE"}))
+
+
+def rate_cells(row: dict[str, Any]) -> tuple[str, str, str]:
+    """Below TOK/S, MIN and MAX."""
+    median, least, greatest = (
+        f"{row[f'tokens_per_second_{end}']:.4g}" for end in ("median", "min", "max")
+    )
+    return median, least, greatest
+
+
+def ms(seconds: float | None) -> str:
+    """Milliseconds."""
+    return "-" if seconds is None else f"{1e3 * seconds:.3g}"
+
+
+def _gb(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.2f} MB"

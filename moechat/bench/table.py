@@ -1,0 +1,117 @@
+"""Reports for people: facts and tables, coloured on terminals, aligned text everywhere else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+_BAR_CELLS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A cell: a fraction as a bar, then as a number with its range."""
+
+    fraction: float
+    least: float | None = None
+    greatest: float | None = None
+
+    def text(self, full: str, empty: str) -> str:
+        """With ``full`` and ``empty`` for the tenths of the bar."""
+        filled = max(0, min(round(self.fraction * _BAR_CELLS), _BAR_CELLS))
+        text = f"{full * filled}{empty * (_BAR_CELLS - filled)} {self.fraction:.2f}"
+        return text if self.least is None else f"{text} ({self.least:.2f}-{self.greatest:.2f})"
+
+    @property
+    def colour(self) -> str:
+        """The nearer to one, the greener."""
+        return "green" if self.fraction >= 0.75 else "yellow" if self.fraction >= 0.5 else "red"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows below ``head``. Columns in ``left``, and bars, are aligned to the left."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: Sequence[tuple[str | Bar, ...]]
+    left: frozenset[str] = frozenset()
+
+    def is_left(self, column: int) -> bool:
+        """Whether a column is aligned to the left."""
+        bars = bool(self.rows) and isinstance(self.rows[0][column], Bar)
+        return bars or self.head[column] in self.left
+
+
+Text = list["str | Table"]  # a line each, or a table
+
+
+def print_text(text: Text, stdout: TextIO) -> None:
+    """Write it; with colour where ``stdout`` is a terminal that wants it."""
+    console = _rich_console(stdout)
+    full, empty = _bar_cells(stdout)
+    for item in text:
+        if isinstance(item, str):
+            stdout.write(item + "\n")
+            continue
+        cells = [
+            [cell.text(full, empty) if isinstance(cell, Bar) else cell for cell in row]
+            for row in item.rows
+        ]
+        if item.title:
+            stdout.write(f"\n{item.title}\n")
+        if console is None:
+            _print_aligned(item, cells, stdout)
+        else:
+            _print_coloured(item, cells, console)
+    stdout.flush()
+
+
+def _print_aligned(table: Table, cells: list[list[str]], stdout: TextIO) -> None:
+    lines = [list(table.head), *cells]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        padded = (
+            cell.ljust(width) if table.is_left(column) else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        stdout.write("  ".join(padded).rstrip() + "\n")
+
+
+def _print_coloured(table: Table, cells: list[list[str]], console: Any) -> None:
+    from rich.table import Table as RichTable
+    from rich.text import Text as RichText
+
+    drawn = RichTable(box=None, pad_edge=False, header_style="bold")
+    for column, name in enumerate(table.head):
+        justify: Any = "left" if table.is_left(column) else "right"
+        drawn.add_column(name, justify=justify, no_wrap=True)
+    for row, texts in zip(table.rows, cells, strict=True):
+        styled = [RichText(text) for text in texts]
+        for cell, text in zip(row, styled, strict=True):
+            if isinstance(cell, Bar):
+                text.stylize(cell.colour, 0, _BAR_CELLS)
+        drawn.add_row(*styled)
+    console.print(drawn)
+
+
+def _rich_console(stdout: TextIO) -> Any:
+    """None where colour is not wanted, or rich is not installed."""
+    dumb = os.environ.get("TERM", "") in ("", "dumb", "unknown")
+    if not stdout.isatty() or os.environ.get("NO_COLOR") or dumb:
+        return None
+    try:
+        from rich.console import Console
+    except ImportError:
+        return None
+    return Console(file=stdout, highlight=False)
+
+
+def _bar_cells(stdout: TextIO) -> tuple[str, str]:
+    try:
+        "█░".encode(stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return "#", "."
+    return "█", "░"
