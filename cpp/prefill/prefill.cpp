@@ -4,13 +4,13 @@
 #include <cmath>
 
 #include "kernels/attention/rows.h"
+#include "kernels/matmul/blocks.h"
 #include "kernels/matmul/product.h"
 #include "kernels/router/router.h"
 
 namespace moechat {
 namespace {
 
-constexpr int64_t kTile = 128;                    // outputs of one GEMM task
 constexpr int64_t kRowsPerTask = 256;             // activation rows that share a decoded tile
 constexpr int64_t kRowChunk = 16;                 // activation rows of one element-wise task
 constexpr int64_t kExpertFloats = 128ll << 18;    // 128 MiB of expert activations at a time
@@ -67,11 +67,11 @@ void Prefill::add_rows(Job& job, std::function<void(int64_t row)> body) {
 
 void Prefill::add_product(Job& job, const MatrixView& w, Compute compute, int64_t rows,
                           const float* x, float* y, int64_t y_stride) {
-  const int64_t tiles = ceil_div(w.outputs(), kTile);
+  const int64_t block = outputs_per_prefill_block(w), tiles = ceil_div(w.outputs(), block);
   job.phases.push_back(
       {[=] { return tiles * ceil_div(rows, kRowsPerTask); },
        [=, self = this, &w](int64_t task, int worker) {
-         const int64_t begin = task % tiles * kTile, row = task / tiles * kRowsPerTask;
+         const int64_t begin = task % tiles * block, row = task / tiles * kRowsPerTask;
          const int64_t count = std::min(kRowsPerTask, rows - row);
          const float* inputs[kRowsPerTask];
          float* outputs[kRowsPerTask];
@@ -79,7 +79,7 @@ void Prefill::add_product(Job& job, const MatrixView& w, Compute compute, int64_
            inputs[i] = x + (row + i) * w.inputs();
            outputs[i] = y + (row + i) * y_stride;
          }
-         multiply(*self->isa_.matmul, w, begin, std::min(begin + kTile, w.outputs()), compute,
+         multiply(*self->isa_.matmul, w, begin, std::min(begin + block, w.outputs()), compute,
                   inputs, count, outputs, self->pool_.scratch(worker));
        }});
 }

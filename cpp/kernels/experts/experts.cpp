@@ -90,7 +90,7 @@ int64_t Experts::split(const ExpertsCall& call, MatrixView MlpWeights::*matrix) 
   const bool decode = call.num_rows <= kMaxGemvRows;
   for (const Group& group : groups_) {
     const MatrixView& w = group.mlp->*matrix;
-    const int64_t block = decode ? outputs_per_block(w) : 4 * kRowBlock;
+    const int64_t block = decode ? outputs_per_block(w) : outputs_per_prefill_block(w);
     for (int64_t pair = 0; pair < group.count; pair += kPairsPerTask)
       for (int64_t row = 0; row < w.outputs(); row += block)
         tasks_.push_back({group.mlp, row, std::min(row + block, w.outputs()), group.first + pair,

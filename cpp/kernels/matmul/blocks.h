@@ -24,6 +24,12 @@ inline int64_t outputs_per_block(const MatrixView& w) {
   return std::max<int64_t>(1, kBlockBytes / block_bytes(w, block)) * block;
 }
 
+// Outputs of one prefill task. Its inputs are packed once for all of them, which large matrices can
+// afford without leaving workers idle.
+inline int64_t outputs_per_prefill_block(const MatrixView& w) {
+  return w.outputs() >= 2048 ? 8 * kRowBlock : 4 * kRowBlock;
+}
+
 inline int64_t num_blocks(const MatrixView& w) {
   return (w.outputs() + outputs_per_block(w) - 1) / outputs_per_block(w);
 }

@@ -1,8 +1,7 @@
-// AMX: gemm with tdpbf16ps; the rest as with AVX-512 BF16.
+// AMX: gemm, and gemv of BF16 weights, with tdpbf16ps; the rest as with AVX-512 BF16.
 #include <immintrin.h>
 
 #include <cstring>
-#include <type_traits>
 
 #include "kernels/matmul/block_amx.h"
 #include "kernels/matmul/decoders_avx512bf16.h"
@@ -34,8 +33,9 @@ using namespace matmul_avx512bf16;
 
 void gemv(const MatrixView& w, int64_t row_begin, int64_t row_end, Compute compute,
           const float* const* x, int num_rows, float* const* y, void* scratch, KeptInputs* kept) {
-  if (compute != Compute::kBF16 ||
-      !gemv_dot(w, row_begin, row_end, x, num_rows, y, scratch, kept))
+  if (compute == Compute::kBF16 && w.format == Format::kBF16 && w.col_step == 1)
+    gemv_bf16(w, row_begin, row_end, x, num_rows, y, scratch, kept);
+  else
     kMatmulAvx512bf16.gemv(w, row_begin, row_end, compute, x, num_rows, y, scratch, kept);
 }
 
