@@ -8,6 +8,7 @@
 #include "kernels/matmul/decoders_avx512bf16.h"
 #include "kernels/matmul/gemm_avx512bf16.h"
 #include "kernels/matmul/gemv_nibbles_avx512bf16.h"
+#include "kernels/matmul/gemv_q4_k_avx512bf16.h"
 #include "kernels/matmul/groups.h"
 #include "kernels/matmul/lanes_avx512.h"
 #include "kernels/matmul/matmul.h"
@@ -176,6 +177,25 @@ void gemv_nibbles(const MatrixView& w, int64_t row_begin, int64_t row_end, const
   });
 }
 
+void gemv_q4_k(const MatrixView& w, int64_t row_begin, int64_t row_end, const float* const* x,
+               int num_rows, float* const* y, const Scratch& scratch) {
+  uint16_t* input = scratch.inputs;  // block by block, in each block row by row
+  for (int64_t col = 0; !scratch.ready && col < w.cols; col += 256)
+    for (int r = 0; r < num_rows; ++r, input += kQ4KInputs) prepare_q4_k(x[r] + col, input);
+  for_rows(w, row_begin, row_end, scratch, [&](int64_t row, auto rows) {
+    Q4KTile<rows.value> tile{w,
+                             row,
+                             scratch.inputs,
+                             num_rows,
+                             scratch.scales,
+                             scratch.next(w, row, rows.value, row_end)};
+    if (num_rows == 1)
+      tile.template run<true>(y);
+    else
+      tile.template run<false>(y);
+  });
+}
+
 // Whether the kernels here take products of w; blocks of FP8 narrower than a group would need more
 // padding than the scratch has.
 bool takes(const MatrixView& w, Compute compute) {
@@ -183,6 +203,7 @@ bool takes(const MatrixView& w, Compute compute) {
   switch (w.format) {
     case Format::kBF16:
     case Format::kQ4_0:
+    case Format::kQ4_K:
     case Format::kMXFP4Block: return true;
     case Format::kFP8: return w.block_cols >= kGroup;
     case Format::kInt4:
@@ -207,6 +228,7 @@ void gemv(const MatrixView& w, int64_t row_begin, int64_t row_end, Compute compu
     case Format::kInt4: return run(gemv_nibbles<NibblesInt4>);
     case Format::kMXFP4: return run(gemv_nibbles<NibblesMXFP4>);
     case Format::kQ4_0: return run(gemv_nibbles<NibblesQ4_0>);
+    case Format::kQ4_K: return run(gemv_q4_k);
     default: return run(gemv_nibbles<NibblesMXFP4Block>);
   }
 }
