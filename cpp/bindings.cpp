@@ -24,5 +24,6 @@ PYBIND11_MODULE(_native, m) {
   moechat::register_sample(m);
   moechat::register_model(m);
   moechat::register_experts(m);
+  moechat::register_resident(m);
   moechat::register_engine(m);
 }

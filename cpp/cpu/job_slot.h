@@ -31,9 +31,9 @@ inline void futex_wake(std::atomic<uint32_t>& word, int count) {
 // whose compare-exchange was overtaken by whole phases still claims a task of the current one. That
 // is why the word needs no serial number.
 //
-// Nor need the words change at once. `remaining` is written first and counts the tasks of words that
-// are still to come, so the phase cannot end before the last word that has tasks; after it nothing
-// may be written. A word that gets no tasks is left as it is: used up.
+// Nor need the words change at once. `remaining` is written first and counts the tasks of words
+// that are still to come, so the phase cannot end before the last word that has tasks; after it
+// nothing may be written. A word that gets no tasks is left as it is: used up.
 struct alignas(kLine) ClaimWord {
   std::atomic<uint64_t> word{0};
 };
@@ -101,7 +101,8 @@ struct Slot {
       for (size_t n = 0; n < static_cast<size_t>(num_nodes); ++n) {
         const int64_t end = n + 1 < node_begin->size() ? (*node_begin)[n + 1] : tasks;
         const int64_t begin = (*node_begin)[n];
-        words[n] = begin < end ? static_cast<uint64_t>(end) << 32 | static_cast<uint64_t>(begin) : 0;
+        words[n] =
+            begin < end ? static_cast<uint64_t>(end) << 32 | static_cast<uint64_t>(begin) : 0;
       }
     remaining.store(tasks, std::memory_order_relaxed);
     for (int n = 0; n < num_nodes; ++n)

@@ -33,8 +33,8 @@ class CancelFlag {
 // Once the flag is seen the remaining tasks are skipped, so the data of a cut job are worthless.
 // `open` may throw Status: the job ends and run() rethrows it. `run` must not throw.
 //
-// A phase may belong to the nodes of the pool's topology: tasks [node_begin[n], node_begin[n + 1]) are
-// node n's, whose workers take them before those of other nodes. Any worker takes any task in the
+// A phase's tasks may belong to the nodes of the pool's topology: [node_begin[n], node_begin[n + 1])
+// are node n's, whose workers take them before those of other nodes. Any worker takes any task in the
 // end, so a node that is busy with something else never stalls a job.
 struct Phase {
   std::function<int64_t()> open;
