@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from expert_model import HIDDEN, NUM_EXPERTS, expert_model, run_experts
 from formats import BLOCKS
-from reference import BF16, FP8, VARIANTS, Variant
+from reference import BF16, F32, FP8, VARIANTS, Variant
 
 from moechat import _native
 
@@ -35,29 +35,27 @@ def make_resident(model, pool):
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_the_parts_add_up(isa, variant):
     """Only the order of sums may differ: 1e-5 of the largest output; a lost column gives 1e-2."""
-    for compute in ("bf16", "exact"):
+    for compute, rows in (("bf16", slice(0, 3)), ("exact", slice(0, 18))):
         model = expert_model([variant], inner_of(variant), compute)
-        for rows in (slice(0, 3), slice(0, 18)):
-            mapped = run_experts(model, _native.ThreadPool(2), rows)
-            assert np.isfinite(mapped).all()
-            for num_nodes in (1, 2, 3):
-                pool = faked(num_nodes)
-                weights = make_resident(model, pool)
-                assert (weights.num_resident, weights.num_mapped) == (NUM_EXPERTS, 0)
-                assert min(weights.node_bytes) > 0
-                parts = run_experts(model, pool, rows)
-                if num_nodes == 1:
-                    assert parts.tobytes() == mapped.tobytes()
-                assert np.abs(parts - mapped).max() <= 1e-5 * np.abs(mapped).max()
-                # The sums are the model's, whichever pool computes them.
-                assert run_experts(model, _native.ThreadPool(1), rows).tobytes() == parts.tobytes()
-                weights.release()
-            assert run_experts(model, _native.ThreadPool(1), rows).tobytes() == mapped.tobytes()
+        mapped = run_experts(model, _native.ThreadPool(2), rows)
+        assert np.isfinite(mapped).all()
+        for num_nodes in (1, 2, 3):
+            pool = faked(num_nodes)
+            weights = make_resident(model, pool)
+            assert (weights.num_resident, weights.num_mapped) == (NUM_EXPERTS, 0)
+            assert min(weights.node_bytes) > 0
+            parts = run_experts(model, pool, rows)
+            if num_nodes == 1:
+                assert parts.tobytes() == mapped.tobytes()
+            assert np.abs(parts - mapped).max() <= 1e-5 * np.abs(mapped).max()
+            # The sums are the model's, whichever pool computes them.
+            assert run_experts(model, _native.ThreadPool(1), rows).tobytes() == parts.tobytes()
+            weights.release()
+        assert run_experts(model, _native.ThreadPool(1), rows).tobytes() == mapped.tobytes()
 
 
 @pytest.mark.parametrize("variant", MAIN, ids=str)
 def test_a_rows_bits_depend_on_it_alone(isa, variant):
-    """Few rows take all experts in one task, many do not; neither they nor the threads matter."""
     model = expert_model([variant], inner_of(variant), "bf16")
     weights = make_resident(model, faked(2))
     alone = np.concatenate([run_experts(model, faked(2), slice(r, r + 1)) for r in range(16)])
@@ -65,6 +63,15 @@ def test_a_rows_bits_depend_on_it_alone(isa, variant):
         for threads in (1, 2, 3) if rows in (1, 7, 16) else (2,):
             together = run_experts(model, faked(2, threads), slice(0, rows))
             assert together.tobytes() == alone[:rows].tobytes(), (rows, threads)
+    weights.release()
+
+
+def test_a_rows_bits_do_not_depend_on_how_tasks_are_cut():
+    """Wide matrices: two experts share a task (2 MB of a node's share), four do not."""
+    model = expert_model([F32], 12288, "exact", hidden=32)
+    weights = make_resident(model, faked(2))
+    alone = [run_experts(model, faked(2), slice(r, r + 1), 32).tobytes() for r in range(16)]
+    assert run_experts(model, faked(2), slice(0, 16), 32).tobytes() == b"".join(alone)
     weights.release()
 
 
