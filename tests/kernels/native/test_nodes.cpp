@@ -9,6 +9,7 @@
 
 #include "check.h"
 #include "common/status.h"
+#include "cpu/job_slot.h"
 #include "cpu/threads.h"
 
 namespace {
@@ -48,6 +49,25 @@ void check_every_task_once(int num_threads, int num_nodes) {
     CHECK(pool.run(repeat % 2 == 0 ? Priority::kDecode : Priority::kPrefill, job));
     for (auto& phase : runs)
       for (auto& count : phase) CHECK(count.exchange(0) == 1);
+  }
+}
+
+// Whoever opens a phase may be overtaken by the end of it: words without tasks must not be written.
+void check_words_without_tasks() {
+  constexpr uint64_t kUsedUp = uint64_t{9} << 32 | 9;
+  const std::vector<int64_t> division = {0, 0, 5, 5};
+  for (const std::vector<int64_t>* node_begin :
+       {static_cast<const std::vector<int64_t>*>(nullptr), &division}) {
+    Slot slot;
+    slot.num_nodes = 4;
+    for (ClaimWord& claim : slot.claims) claim.word = kUsedUp;
+    slot.publish(7, node_begin);
+    const bool divided = node_begin != nullptr;
+    CHECK(slot.claims[0].word == (divided ? kUsedUp : uint64_t{7} << 32));
+    CHECK(slot.claims[1].word == (divided ? uint64_t{5} << 32 : kUsedUp));
+    CHECK(slot.claims[2].word == kUsedUp);
+    CHECK(slot.claims[3].word == (divided ? uint64_t{7} << 32 | 5 : kUsedUp));
+    CHECK(slot.remaining == 7 && slot.claim_task(3) == (divided ? 5 : 0));
   }
 }
 
@@ -165,6 +185,7 @@ void check_refusals() {
 void test_nodes() {
   for (const int num_threads : {1, 2, 3, 8})
     for (const int num_nodes : {1, 2, 3, kMaxNodes}) check_every_task_once(num_threads, num_nodes);
+  check_words_without_tasks();
   check_own_node_first();
   check_others_help();
   check_binding();
