@@ -25,5 +25,6 @@ PYBIND11_MODULE(_native, m) {
   moechat::register_model(m);
   moechat::register_experts(m);
   moechat::register_draft(m);
+  moechat::register_resident(m);
   moechat::register_engine(m);
 }

@@ -41,6 +41,7 @@ void register_sample(pybind11::module_& m);
 void register_model(pybind11::module_& m);
 void register_experts(pybind11::module_& m);
 void register_draft(pybind11::module_& m);
+void register_resident(pybind11::module_& m);
 void register_engine(pybind11::module_& m);
 
 }  // namespace moechat

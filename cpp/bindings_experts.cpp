@@ -84,8 +84,17 @@ void register_experts(py::module_& m) {
   m.def("available_cpus", &available_cpus, "CPUs of this process by affinity and cgroup quota.");
 
   py::class_<ThreadPool>(m, "ThreadPool", "The worker threads that decode and prefill share.")
-      .def(py::init<int>(), py::arg("num_threads"))
+      .def(py::init([](int num_threads, const std::vector<std::pair<int, std::vector<int>>>& nodes,
+                       bool pin) {
+             Topology topology;
+             for (const auto& [id, cpus] : nodes) topology.nodes.push_back({id, cpus});
+             return std::make_unique<ThreadPool>(
+                 num_threads, nodes.empty() ? Topology::single() : topology, pin);
+           }),
+           py::arg("num_threads"), py::arg("nodes") = py::tuple(), py::arg("pin") = false)
       .def_property_readonly("num_threads", &ThreadPool::num_threads)
+      .def_property_readonly(
+          "num_nodes", [](const ThreadPool& self) { return self.topology().num_nodes(); })
       .def("set_profiling", &ThreadPool::set_profiling, py::arg("on"),
            "Start or stop keeping times of phases; call while nothing runs.")
       .def("profile", &profile, py::arg("priority"),

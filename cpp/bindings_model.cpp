@@ -102,7 +102,7 @@ LatentWeights read_latent(const Weights& weights, const ModelDims& d, const std:
     // Rows of head h: nope_dim rows of the key expansion, then v_dim rows of the value expansion.
     const int64_t rows = d.nope_dim + d.v_dim;
     const MatrixView kv_b = weights.matrix(prefix + "kv_b", d.num_heads * rows, d.kv_lora_rank);
-    const int64_t unit = kv_b.format == Format::kGPTQ ? 8 : unit_of(kv_b.format).cols;
+    const int64_t unit = cut_of(kv_b.format);
     check(!kv_b.transposed || (d.nope_dim % unit == 0 && d.v_dim % unit == 0),
           "kv_b is packed across the edges of its heads");
     const auto outputs = [&kv_b](int64_t begin, int64_t count) {

@@ -61,9 +61,6 @@ const FormatRow& find_format(std::string_view name) {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Columns at whose multiples a view can be cut.
-int64_t cut_of(Format format) { return format == Format::kGPTQ ? 8 : unit_of(format).cols; }
-
 // Columns that a stored row's `units` times the format's unit hold.
 int64_t columns(const FormatRow& row, const py::array& data, const py::object& cols) {
   const Unit unit = unit_of(row.format);

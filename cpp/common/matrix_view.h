@@ -58,6 +58,11 @@ struct Unit {
   return {1, 1};
 }
 
+// Columns at whose multiples a view can be cut.
+[[gnu::always_inline]] constexpr int64_t cut_of(Format format) {
+  return format == Format::kGPTQ ? 8 : unit_of(format).cols;  // 8: for its zeros
+}
+
 // Bytes of one element; only for formats of whole-byte elements.
 [[gnu::always_inline]] inline int64_t element_bytes(Format format) { return unit_of(format).bytes; }
 
@@ -109,8 +114,8 @@ struct MatrixView {
     return slice;
   }
 
-  // Stored columns [begin, begin + count) as a view of their own; both are multiples of the
-  // format's unit (kGPTQ: of 8, for its zeros), save a kInt4 count that reaches the last column.
+  // Stored columns [begin, begin + count) as a view of their own; both are multiples of cut_of(),
+  // save a kInt4 count that reaches the last column.
   [[gnu::always_inline]] MatrixView col_slice(int64_t begin, int64_t count) const {
     MatrixView slice = *this;
     const Unit unit = unit_of(format);

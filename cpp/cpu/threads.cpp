@@ -1,11 +1,8 @@
 #include "cpu/threads.h"
 
-#include <linux/futex.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -17,6 +14,7 @@
 
 #include "common/status.h"
 #include "cpu/features.h"
+#include "cpu/job_slot.h"
 #include "kernels/matmul/matmul.h"
 
 namespace moechat {
@@ -29,20 +27,6 @@ constexpr auto kSpin = std::chrono::microseconds(50);
 constexpr int kPausesPerClockRead = 16;
 constexpr size_t kKeptPlaces = 32;
 constexpr size_t kWorkerBytes = kMatmulScratchBytes + kKeptPlaces * kKeptInputsBytes;
-constexpr size_t kLine = 128;  // two cache lines: the hardware prefetches them in pairs
-
-using Clock = std::chrono::steady_clock;
-double seconds_between(Clock::time_point begin, Clock::time_point end) {
-  return std::chrono::duration<double>(end - begin).count();
-}
-
-void futex_wait(std::atomic<uint32_t>& word, uint32_t expected) {
-  syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, expected, nullptr, nullptr, 0);
-}
-
-void futex_wake(std::atomic<uint32_t>& word, int count) {
-  syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, count, nullptr, nullptr, 0);
-}
 
 // Polls `ready` for at most kSpin; false when the time is up.
 template <typename Ready>
@@ -57,117 +41,20 @@ bool spin_until(Ready ready) {
   return false;
 }
 
-// Times of the phase that runs and of those before it. Workers write their own element of `busy`
-// while they own a task; whoever opens the next phase reads them.
-struct Profiler {
-  struct alignas(kLine) Busy {
-    double seconds = 0;
-  };
-  std::vector<Busy> busy;
-  std::vector<PhaseTimes> phases;
-  PhaseTimes* current = nullptr;
-  Clock::time_point opened;
-
-  void begin(const char* name, int64_t tasks, Clock::time_point before, Clock::time_point after) {
-    current = nullptr;
-    for (PhaseTimes& known : phases)
-      if (std::strcmp(known.name, name) == 0) current = &known;
-    if (current == nullptr) {
-      phases.emplace_back();
-      current = &phases.back();
-      current->name = name;
-    }
-    ++current->count;
-    current->tasks += tasks;
-    current->open_seconds += seconds_between(before, after);
-    opened = after;
-  }
-
-  void end() {
-    if (current == nullptr) return;
-    current->wall_seconds += seconds_between(opened, Clock::now());
-    double longest = 0;
-    for (Busy& worker : busy) {
-      current->busy_seconds += worker.seconds;
-      longest = std::max(longest, worker.seconds);
-      worker.seconds = 0;
-    }
-    current->longest_seconds += longest;
-    current = nullptr;
-  }
-};
-
-// Where the running job of one priority stands. Slots live as long as the pool, so a worker that
-// comes late reads a slot, never a finished job.
-//
-// `claim` is tasks << 32 | next task. A worker that moved `next` on owns that task, and until it
-// counts `remaining` down the phase cannot end: so everything else is read after the claim, and a
-// worker whose compare-exchange was overtaken by whole phases still claims a task of the current
-// one. That is why the word needs no serial number.
-struct Slot {
-  alignas(kLine) std::atomic<uint64_t> claim{0};
-  alignas(kLine) std::atomic<int64_t> remaining{0};
-  // Written by whoever opens a phase, while nobody owns a task.
-  alignas(kLine) Job* job = nullptr;
-  size_t next_phase = 0;
-  const std::function<void(int64_t, int)>* body = nullptr;
-  bool complete = false;
-  std::atomic<bool> cut{false};  // the cancel flag was seen: the remaining tasks are skipped
-  std::atomic<bool> failed{false};
-  std::exception_ptr error;  // written by the one who set `failed`
-  // What the client waits for.
-  enum : uint32_t { kRunning, kClientSleeps, kFinished };
-  alignas(kLine) std::atomic<uint32_t> state{kFinished};
-  // Turns of the clients of this priority.
-  alignas(kLine) std::atomic<uint32_t> next_ticket{0};
-  std::atomic<uint32_t> serving{0};
-  Profiler profiler;
-
-  void take_turn() {
-    const uint32_t ticket = next_ticket.fetch_add(1);
-    for (uint32_t now = serving.load(); now != ticket; now = serving.load())
-      futex_wait(serving, now);
-  }
-  void end_turn() {
-    serving.fetch_add(1);
-    // A waiting destructor may have freed the slot: to the kernel the address is a mere number.
-    futex_wake(serving, std::numeric_limits<int>::max());
-  }
-  void wait_until_idle() {
-    for (uint32_t now = serving.load(); now != next_ticket.load(); now = serving.load())
-      futex_wait(serving, now);
-  }
-
-  bool has_task() const {
-    const uint64_t word = claim.load(std::memory_order_seq_cst);
-    return static_cast<uint32_t>(word) < word >> 32;
-  }
-
-  // The claimed task, or -1.
-  int64_t claim_task() {
-    uint64_t word = claim.load(std::memory_order_acquire);
-    while (static_cast<uint32_t>(word) < word >> 32)
-      if (claim.compare_exchange_weak(word, word + 1, std::memory_order_acq_rel))
-        return static_cast<uint32_t>(word);
-    return -1;
-  }
-
-  // Looked at before every task and every phase; once true it stays true for this job.
-  bool cancelled() {
-    if (job->cancel != nullptr && job->cancel->raised()) cut.store(true);
-    return cut.load();
-  }
-
-  // Keeps the exception being handled, unless another came first.
-  void fail() {
-    if (!failed.exchange(true)) error = std::current_exception();
-  }
-};
+// A phase's tasks, checked. Throws Status.
+void check_tasks(int64_t tasks, const std::vector<int64_t>* node_begin, int num_nodes) {
+  if (tasks < 0 || tasks > kMaxTasks)
+    throw Status("bad-argument", "a phase of " + std::to_string(tasks) + " tasks");
+  if (node_begin == nullptr || node_begin->empty()) return;
+  if (static_cast<int>(node_begin->size()) != num_nodes || node_begin->front() != 0 ||
+      node_begin->back() > tasks || !std::is_sorted(node_begin->begin(), node_begin->end()))
+    throw Status("bad-argument", "a phase's tasks are divided over other nodes than there are");
+}
 
 }  // namespace
 
 struct ThreadPool::Impl {
-  explicit Impl(int count);
+  Impl(int count, const Topology& where, bool pin);
   ~Impl();
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
@@ -175,6 +62,7 @@ struct ThreadPool::Impl {
   bool run(Slot& slot, Job& job);
   void advance(Slot& slot, bool by_worker);
   void wake_workers(int64_t count);
+  void bind(int worker, bool pin) const;
   void work(int worker);
   bool run_task(int worker);
   void sleep();
@@ -184,6 +72,8 @@ struct ThreadPool::Impl {
   }
 
   const int num_threads;
+  const Topology topology;
+  const std::vector<int> nodes;  // of every worker
   const bool client_spins;  // only when a CPU is left for it: a spinning client delays a worker
   std::vector<std::thread> threads;
   uint8_t* scratch = nullptr;  // of every worker: kMatmulScratchBytes, then its kept inputs
@@ -195,8 +85,12 @@ struct ThreadPool::Impl {
   bool profiling = false;
 };
 
-ThreadPool::Impl::Impl(int count)
-    : num_threads(count), client_spins(count < available_cpus()) {
+ThreadPool::Impl::Impl(int count, const Topology& where, bool pin)
+    : num_threads(count),
+      topology(where),
+      nodes(where.nodes_of_workers(count)),
+      client_spins(count < available_cpus()) {
+  for (Slot& slot : slots) slot.num_nodes = topology.num_nodes();
   const size_t bytes = kWorkerBytes * static_cast<size_t>(count);
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -217,7 +111,10 @@ ThreadPool::Impl::Impl(int count)
   try {
     threads.reserve(static_cast<size_t>(count));
     for (int worker = 0; worker < count; ++worker)
-      threads.emplace_back([this, worker] { work(worker); });
+      threads.emplace_back([this, worker, pin] {
+        bind(worker, pin);
+        work(worker);
+      });
   } catch (const std::exception&) {
     started = false;
   }
@@ -237,6 +134,17 @@ void ThreadPool::Impl::join() {
   wake_workers(num_threads);
   for (std::thread& thread : threads) thread.join();
   munmap(scratch, kWorkerBytes * static_cast<size_t>(num_threads));
+}
+
+void ThreadPool::Impl::bind(int worker, bool pin) const {
+  const int node = nodes[static_cast<size_t>(worker)];
+  const std::vector<int>& cpus = topology.nodes[static_cast<size_t>(node)].cpus;
+  if (pin && !cpus.empty()) {
+    const auto rank = std::count(nodes.begin(), nodes.begin() + worker, node);
+    bind_thread({cpus[static_cast<size_t>(rank) % cpus.size()]});
+  } else if (topology.num_nodes() > 1) {
+    bind_thread(cpus);
+  }
 }
 
 bool ThreadPool::Impl::run(Slot& slot, Job& job) {
@@ -278,8 +186,7 @@ void ThreadPool::Impl::advance(Slot& slot, bool by_worker) {
     int64_t tasks = 0;
     try {
       tasks = phase.open();
-      if (tasks < 0 || tasks > kMaxTasks)
-        throw Status("bad-argument", "a phase of " + std::to_string(tasks) + " tasks");
+      check_tasks(tasks, phase.node_begin, topology.num_nodes());
     } catch (...) {
       slot.fail();
       break;
@@ -290,8 +197,7 @@ void ThreadPool::Impl::advance(Slot& slot, bool by_worker) {
       continue;
     }
     slot.body = &phase.run;
-    slot.remaining.store(tasks, std::memory_order_relaxed);
-    slot.claim.store(static_cast<uint64_t>(tasks) << 32, std::memory_order_seq_cst);
+    slot.publish(tasks, phase.node_begin);
     // A worker takes the first decode task itself; prefill tasks it may leave to others.
     wake_workers(by_worker && &slot == &slots[0] ? tasks - 1 : tasks);
     return;
@@ -317,8 +223,9 @@ void ThreadPool::Impl::work(int worker) {
 
 // One task of the most urgent job that has one.
 bool ThreadPool::Impl::run_task(int worker) {
+  const int node = nodes[static_cast<size_t>(worker)];
   for (Slot& slot : slots) {
-    const int64_t task = slot.claim_task();
+    const int64_t task = slot.claim_task(node);
     if (task < 0) continue;
     const Clock::time_point began = profiling ? Clock::now() : Clock::time_point{};
     try {
@@ -343,16 +250,19 @@ void ThreadPool::Impl::sleep() {
   sleepers.fetch_sub(1, std::memory_order_seq_cst);
 }
 
-ThreadPool::ThreadPool(int num_threads) {
+ThreadPool::ThreadPool(int num_threads, const Topology& topology, bool pin) {
   if (num_threads < 1 || num_threads > kMaxThreads)
     throw Status("bad-argument", "threads must be between 1 and " + std::to_string(kMaxThreads) +
                                      ", not " + std::to_string(num_threads));
-  impl_ = std::make_unique<Impl>(num_threads);
+  check_topology(topology);
+  impl_ = std::make_unique<Impl>(num_threads, topology, pin);
 }
 
 ThreadPool::~ThreadPool() = default;
 
 int ThreadPool::num_threads() const { return impl_->num_threads; }
+
+const Topology& ThreadPool::topology() const { return impl_->topology; }
 
 bool ThreadPool::run(Priority priority, Job& job) {
   return impl_->run(impl_->slots[static_cast<int>(priority)], job);

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "cpu/topology.h"
+
 namespace moechat {
 
 struct KeptInputs;
@@ -30,10 +32,16 @@ class CancelFlag {
 // `worker` is in [0, num_threads). The next phase opens only when all tasks are done.
 // Once the flag is seen the remaining tasks are skipped, so the data of a cut job are worthless.
 // `open` may throw Status: the job ends and run() rethrows it. `run` must not throw.
+//
+// A phase's tasks may belong to the nodes of the pool's topology: [node_begin[n], node_begin[n + 1])
+// are node n's, whose workers take them before those of other nodes. Any worker takes any task in the
+// end, so a node that is busy with something else never stalls a job.
 struct Phase {
   std::function<int64_t()> open;
   std::function<void(int64_t task, int worker)> run;
   const char* name = "other";  // a literal: what profiles call it
+  // Read after `open`: empty, or as many as nodes, from 0 on, ascending. Null: no node's.
+  const std::vector<int64_t>* node_begin = nullptr;
 };
 
 // Phases in order, and the flag that cuts the job short. A job may be run again and again.
@@ -55,12 +63,16 @@ struct PhaseTimes {
 
 class ThreadPool {
  public:
-  explicit ThreadPool(int num_threads);  // 1..256, else Status "bad-argument"
+  // 1..256 threads, else Status "bad-argument". With more than one node, workers are bound to the
+  // CPUs of their node; with `pin`, each to a single one.
+  explicit ThreadPool(int num_threads, const Topology& topology = Topology::single(),
+                      bool pin = false);
   ~ThreadPool();                         // waits for running jobs; joins the threads
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   int num_threads() const;
+  const Topology& topology() const;
   // Runs the job on the pool's threads and returns when its last phase is done; the calling thread
   // sleeps meanwhile (after at most 50 us of spinning). One job a priority at a time: a second
   // caller of the same priority waits its turn. Returns false when the cancel flag cut the job.

@@ -53,10 +53,20 @@ struct Rope {
   int64_t pairs() const { return static_cast<int64_t>(inverse_frequencies.size()); }
 };
 
+// One node's share of an MLP: inner elements [begin, begin + gate.outputs()), that is outputs of
+// gate and up, inputs of down. Null views when it has none.
+struct MlpPart {
+  MatrixView gate, up, down;
+  int64_t begin = 0;
+  bool empty() const { return gate.data == nullptr; }
+};
+
 // Gated MLP: down(activation(gate x, up x)). Dense layers, shared experts and routed experts alike.
 struct MlpWeights {
   MatrixView gate, up, down;
   std::vector<float> gate_bias, up_bias, down_bias;  // or empty
+  // One a node when the MLP is resident (resident.h), of which the first is never empty; else none.
+  std::vector<MlpPart> parts{};
 };
 
 // Multi-head latent attention (DeepSeek-V2 paper, section 2.1): the key and value expansions of
@@ -92,6 +102,7 @@ struct LayerWeights {
   MatrixView router;       // [experts, hidden]
   std::vector<float> router_bias, router_correction;  // or empty
   std::vector<MlpWeights> experts;
+  int64_t num_parts = 1;  // sums that the MLPs' outputs are joined of
 };
 
 // How a draft layer makes its input of a token and of the hidden state before it; see

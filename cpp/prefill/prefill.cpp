@@ -140,7 +140,7 @@ void Prefill::add_experts(Job& job, const LayerWeights& weights) {
   const MlpWeights& widest = !weights.is_moe     ? weights.dense
                              : weights.has_shared ? weights.shared
                                                   : weights.experts[0];
-  const int64_t per_row = slots * (d.hidden + 2 * widest.gate.outputs());
+  const int64_t per_row = slots * (weights.num_parts * d.hidden + 2 * widest.gate.outputs());
   const int64_t chunk = std::max<int64_t>(kMaxGemvRows, kExpertFloats / per_row);
   calls_.assign(static_cast<size_t>(ceil_div(num_tokens(), chunk)), {});
   for (int64_t row = 0; row < num_tokens(); row += chunk) {

@@ -206,6 +206,14 @@ Threads = Annotated[
         show_default=False,
     ),
 ]
+Resident = Annotated[
+    bool,
+    typer.Option(
+        "--resident",
+        help="Copy the experts into memory first, in huge pages, a share to each NUMA node. For "
+        "machines with several nodes and room for all weights.",
+    ),
+]
 Compute = Annotated[
     str,
     typer.Option(

@@ -41,6 +41,7 @@ def run(
     reasoning_effort: options.ReasoningEffort = None,
     ctx: options.ContextTokens = None,
     threads: options.Threads = None,
+    resident: options.Resident = False,
     compute: options.Compute = "bf16",
     kv: options.KV = "native",
     speculate: options.Speculate = False,
@@ -100,8 +101,11 @@ def run(
     }
     with Interrupt() as interrupt:
         text = "" if chat or batch else _read_prompt(prompt)
-        engine = open_engine(resolved.path, **settings)
+        open_ = _open_resident if resident else open_engine
+        engine = open_(resolved.path, **settings)
         try:
+            if resident and engine.residency is not None and shown_stats == "line":
+                print(engine.residency.line, file=sys.stderr)
             if notice := engine.notice:
                 print(notice, file=sys.stderr)
             # The lines of a batch get the system text one by one.
@@ -139,6 +143,21 @@ def open_engine(path: Path, **settings: Any) -> Engine:
     from moechat.engine.engine import Engine
 
     return Engine.open(path, **settings)
+
+
+def _open_resident(path: Path, **settings: Any) -> Engine:
+    """open_engine with resident weights, and a line on a terminal while they are copied."""
+    from moechat.terminal.progress import ProgressLine
+
+    line = ProgressLine(sys.stderr)
+
+    def show(done: int, total: int) -> None:
+        line.show(f"copying weights: {done / 1e9:.1f} of {total / 1e9:.1f} GB")
+
+    try:
+        return open_engine(path, resident=True, progress=show, **settings)
+    finally:
+        line.erase()
 
 
 def new_conversation(engine: Engine, system: str) -> Conversation:

@@ -16,6 +16,7 @@ from moechat.engine import flow
 from moechat.engine.loading import choose_instruction_set, load_model
 from moechat.engine.model_files import ModelFiles
 from moechat.engine.requests import ExtendRequest, GenerateRequest, Handle
+from moechat.engine.resident import Nodes, Progress, Residency, make_resident
 from moechat.engine.session import Session
 from moechat.errors import (
     BadParameter,
@@ -46,7 +47,11 @@ class Engine:
         context_tokens: int | None = None,
         channel_packets: int = CHANNEL_PACKETS,
         speculate: bool = False,
+        resident: bool = False,
+        nodes: Nodes | None = None,
+        progress: Progress | None = None,
     ) -> None:
+        """As ``open``. ``nodes``: NUMA nodes in place of the machine's own."""
         self.name = name or path.name
         self.compute = compute
         self.instruction_set = choose_instruction_set()
@@ -58,16 +63,29 @@ class Engine:
         self._lock = threading.Lock()  # close() against requests that begin
         self._numbers = itertools.count()
         try:
-            pool = _native.ThreadPool(_native.available_cpus() if threads is None else threads)
+            if nodes is None:
+                nodes = _native.numa_nodes()
+            pool = _native.ThreadPool(
+                _native.available_cpus() if threads is None else threads, nodes, pin=resident
+            )
         except _native.NativeError as error:
             raise from_native(*error.args) from error
         self.threads, self.pool = pool.num_threads, pool
+        self.residency: Residency | None = None
+        if resident:
+            self.residency = make_resident(self.model, pool, nodes, progress)
         self.drafter = _native.MtpDrafter(self.model.native, pool) if speculate else None
         self.decode = DecodeWorker(self.model.native, pool, channel_packets)
         self.prefill = PrefillWorker(self.model.native, pool, self.decode.channel)
         # Runs at close(), when the engine is dropped, and at interpreter exit.
         self._shut_down = weakref.finalize(
-            self, _shut_down, self._sessions, self.prefill, self.decode, self.model.files
+            self,
+            _shut_down,
+            self._sessions,
+            self.prefill,
+            self.decode,
+            self.residency,
+            self.model.files,
         )
 
     @classmethod
@@ -81,13 +99,17 @@ class Engine:
         kv: str = "native",
         context_tokens: int | None = None,
         speculate: bool = False,
+        resident: bool = False,
+        progress: Progress | None = None,
     ) -> Engine:
         """Open a registry name, a folder in Hugging Face layout, or a GGUF file.
 
         ``compute`` is "bf16" or "exact" (float32 throughout). ``context_tokens`` defaults to the
         trained length. ``speculate`` drafts tokens with the model's multi-token-prediction layer:
-        the same text, at another speed; BadParameter when the model has none. Raises ModelNotFound,
-        CheckpointDamaged, ArchitectureUnsupported, BadParameter.
+        the same text, at another speed; BadParameter when the model has none. ``resident`` copies
+        the MLPs into huge pages, a share to each NUMA node, and calls ``progress(bytes done, bytes
+        in all)`` meanwhile. Raises ModelNotFound, CheckpointDamaged, ArchitectureUnsupported,
+        BadParameter, DoesNotFit.
         """
         _choice("compute", compute, ("bf16", "exact"))
         _choice("device", device, ("cpu", "auto"))
@@ -100,6 +122,8 @@ class Engine:
             threads=threads,
             context_tokens=context_tokens,
             speculate=speculate,
+            resident=resident,
+            progress=progress,
         )
 
     @property
@@ -188,12 +212,15 @@ def _shut_down(
     sessions: weakref.WeakSet[Session],
     prefill: PrefillWorker,
     decode: DecodeWorker,
+    residency: Residency | None,
     files: ModelFiles,
 ) -> None:
     for session in list(sessions):
         session.cancel()
     prefill.close()
     decode.close()
+    if residency is not None:
+        residency.native.release()
     files.close()
 
 

@@ -11,7 +11,7 @@ from moechat.errors import BadParameter, MoechatError, TextUnavailable
 from moechat.json_file import read_json_object
 from moechat.models.architectures import architecture_of, bind_tensors, load_config, load_spec
 from moechat.models.spec import BoundTensor, ModelSpec
-from moechat.weights.mapped import INDEX_NAME, Checkpoint
+from moechat.weights.mapped import INDEX_NAME, Checkpoint, drop_pages
 
 if TYPE_CHECKING:
     from moechat.engine.text import TextModel
@@ -52,6 +52,9 @@ class ModelFiles(Protocol):
 
     def vendor_defaults(self) -> dict[str, Any]:
         """Sampling parameters that the vendor set, or that are usual for such files."""
+
+    def drop_pages(self) -> None:
+        """Let go of this process's pages of the weights; they come back when they are read."""
 
     def close(self) -> None:
         """Let go of the mappings; each is unmapped when the last array on it is gone."""
@@ -131,6 +134,11 @@ class FolderFiles:
     def vendor_defaults(self) -> dict[str, Any]:
         """From generation_config.json."""
         return vendor_defaults(self.path)
+
+    def drop_pages(self) -> None:
+        """Of all files that bind() mapped."""
+        if self._checkpoint is not None:
+            drop_pages(tensor.file_content for tensor in self._checkpoint.tensors.values())
 
     def close(self) -> None:
         """Unmap the weights."""
@@ -225,6 +233,10 @@ class GGUFFiles:
     def vendor_defaults(self) -> dict[str, Any]:
         """The format has no settled keys for them: what local programs commonly take."""
         return dict(_USUAL_SAMPLING)
+
+    def drop_pages(self) -> None:
+        """Of all parts."""
+        drop_pages(tensor.file_content for tensor in self._checkpoint.tensors.values())
 
     def close(self) -> None:
         """Unmap the file."""

@@ -1,4 +1,4 @@
-"""A line on stderr that tells how far a long prefill is."""
+"""A line on stderr that tells how far something long is."""
 
 from __future__ import annotations
 
@@ -27,6 +27,12 @@ class ProgressLine:
             f"reading {event.tokens} tokens: layer {event.layers_done}/{event.num_layers}, "
             f"{event.seconds:.0f} s, about {left:.0f} s left"
         )
+        self.show(line)
+
+    def show(self, line: str) -> None:
+        """Show ``line`` in place of the one before."""
+        if not self._is_terminal:
+            return
         # A line that wraps could not be erased.
         line = line[: max(terminal_size(self._stderr)[0] - 1, 1)]
         self._stderr.write("\r" + line.ljust(self._shown_columns))

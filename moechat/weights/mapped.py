@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,13 @@ def map_file(path: Path) -> NDArray[np.uint8]:
     # The array, not the mapping, is what tensors hold on to: numpy keeps the buffer exported, so
     # the mapping cannot be closed under a view.
     return np.frombuffer(mapping, np.uint8)
+
+
+def drop_pages(contents: Iterable[NDArray[np.uint8]]) -> None:
+    """Let go of this process's pages of map_file's mappings; they come back when they are read."""
+    for content in {id(content): content for content in contents}.values():
+        if isinstance(content.base, memoryview) and isinstance(content.base.obj, mmap.mmap):
+            content.base.obj.madvise(mmap.MADV_DONTNEED)
 
 
 def _check_promise(

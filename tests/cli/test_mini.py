@@ -47,6 +47,15 @@ def test_answer_alone_is_on_stdout(start):
     assert finish(start("--temperature", "0"), QUESTION.encode() + b"\r\n") == (0, ANSWER, b"")
 
 
+def test_resident_weights_give_the_same_answer(start):
+    flags = ("--temperature", "0", "--resident")
+    assert finish(start(*flags, QUESTION), b"") == (0, ANSWER, b"")
+    code, stdout, stderr = finish(start(*flags, "--stats", "line", QUESTION), b"")
+    assert (code, stdout) == (0, ANSWER)
+    lines = stderr.decode().splitlines()
+    assert len(lines) == 2 and lines[0].startswith("resident on ") and lines[1].startswith("[")
+
+
 def test_data_from_a_pipe_is_found(start):
     filler = "The weather was fine and people walked by the river. " * 20
     data = f"{filler}The code of Clara is 48213. {filler}\n".encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from moechat.errors import (
     SessionBusy,
 )
 from moechat.events import Finished, PrefillProgress
+from moechat.prefill.cpu import CpuPrefill
 
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_end=True)
 
@@ -155,17 +157,29 @@ def test_cancel_while_decoding_keeps_what_was_read(open_engine):
     assert len(tokens_of(session.generate([3, 1204, 5, 4], GREEDY))) == 16
 
 
-def test_cancel_while_prefilling(open_engine):
+def test_cancel_while_prefilling(open_engine, monkeypatch):
+    run_layer, layers, second = CpuPrefill.run_layer, itertools.count(), threading.Event()
+
+    def run_layer_slowly(prefill, cancel, window=0):
+        layer = next(layers)
+        if layer == 1:
+            second.set()
+        while layer > 1 and not cancel.raised:  # however fast the machine is
+            time.sleep(0.001)
+        return run_layer(prefill, cancel, window)
+
+    monkeypatch.setattr(CpuPrefill, "run_layer", run_layer_slowly)
     engine = open_engine(MINI)
     session = engine.session()
     handle = session.generate([5 + i % 8000 for i in range(4000)], GREEDY)
-    time.sleep(0.1)
+    assert second.wait(30)
     started = time.monotonic()
     handle.cancel()
     *_, last = handle
     assert time.monotonic() - started < 0.3
     assert last.finish_reason == "cancelled"
     assert len(session.cache) == 0
+    monkeypatch.undo()
     session.rewind(0)
     assert len(tokens_of(session.generate([0, 3, 1204, 5, 4], GREEDY))) == 16
 

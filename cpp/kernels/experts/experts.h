@@ -6,6 +6,10 @@
 // Decode class (<= kMaxGemvRows rows): each weight is decoded once for all rows that use it, and a
 // row's bits do not depend on the others. Prefill class (any number of rows): tokens are grouped by
 // expert.
+//
+// Resident weights (resident.h) are computed part by part, each by the workers of its node if they
+// can: out = sum over parts, in node order, of the sums over slots. A row's bits then depend on the
+// number of parts, too.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -48,27 +52,34 @@ class Experts {
     int64_t first, count;
     uint64_t inputs;  // the name of its x in this phase
   };
-  // Weight rows [row_begin, row_end) times the pairs [first, first + count) of a group.
+  // Outputs [row_begin, row_end) of a part's matrix, for pairs [first, first + count) of a group.
   struct Task {
     const MlpWeights* mlp;
+    int64_t part;
     int64_t row_begin, row_end, first, count;
     uint64_t inputs;
   };
 
   void group_pairs(const ExpertsCall& call);
   void name_inputs();
-  int64_t split(const ExpertsCall& call, MatrixView MlpWeights::*matrix);
+  uint64_t inputs_of_down(const Group& group, int64_t part) const;
+  int64_t split(const ExpertsCall& call, bool down);
   int64_t open_gate_up(const ExpertsCall& call);
   int64_t open_down(const ExpertsCall& call);
   int64_t open_sum(const ExpertsCall& call);
   void activate(const ModelDims& dims, const MlpWeights& mlp, int64_t begin, int64_t end,
                 float* gate, float* up);
+  float* output(const ExpertsCall& call, int64_t part, int64_t slot);
+  float* partial(const ExpertsCall& call, int64_t part, int64_t row);
+  const MlpWeights& mlp_of(const ExpertsCall& call, int64_t row, int64_t k) const;
+  int64_t num_takers() const;
   const Task* task_after(int64_t index) const;
   void run_gate_up(const ExpertsCall& call, int64_t index, int worker);
   void run_down(const ExpertsCall& call, const Task& task, int worker, const MatrixView* next,
                 int64_t next_row);
-  void run_down_and_sum(const ExpertsCall& call, int64_t block, int worker);
-  void run_sum(const ExpertsCall& call, int64_t row, int64_t begin, int64_t end);
+  void run_down_and_sum(const ExpertsCall& call, int64_t task, int worker);
+  void run_sum(const ExpertsCall& call, int64_t row);
+  void sum_slots(const ExpertsCall& call, int64_t part, int64_t row, int64_t begin, int64_t end);
   void product(const ExpertsCall& call, const MatrixView& w, const Task& task,
                const float* const* x, float* const* y, int worker, const MatrixView* next,
                int64_t next_row);
@@ -80,7 +91,10 @@ class Experts {
   std::vector<Pair> pairs_;        // group by group
   std::vector<Task> tasks_;
   std::vector<float> gate_, up_;   // [slots][intermediate]
-  std::vector<float> out_;         // [slots][hidden]
+  std::vector<float> out_;         // [parts][slots][hidden]
+  std::vector<float> partial_;     // [parts][rows][hidden], with more than one part
+  std::vector<int64_t> node_begin_;  // of the tasks, when parts and nodes are as many; else empty
+  int64_t num_parts_ = 1;
   int64_t slots_per_row_ = 0, inner_ = 0;
   int64_t joined_block_ = 0;       // hidden elements a task of down and sum; 0: phases of their own
 };

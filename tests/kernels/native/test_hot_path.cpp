@@ -10,6 +10,7 @@
 #include "decode/step.h"
 #include "kv/cache.h"
 #include "model/model.h"
+#include "model/resident.h"
 
 // Of the sanitizer's runtime library; its header is not installed everywhere.
 extern "C" int __sanitizer_install_malloc_and_free_hooks(
@@ -99,11 +100,17 @@ Model make_model(Values& values, bool latent) {
   return model;
 }
 
-void check_steps(bool latent) {
+void check_steps(bool latent, size_t num_nodes) {
   Values values;
-  const Model model = make_model(values, latent);
+  Model model = make_model(values, latent);
   const ModelDims& d = model.dims;
-  ThreadPool pool(2);
+  ThreadPool pool(2, {std::vector<Node>(num_nodes)});
+  ResidentWeights resident(model, pool);
+  if (num_nodes > 1) {
+    while (resident.fill(10000) > 0) {
+    }
+    resident.install();
+  }
   DecodeStep step(model, pool);
   KVCache cache(model.windows(), d.kv_segments(), d.kv_width() / d.kv_segments(), model.compute);
   std::vector<float> logits(static_cast<size_t>(d.vocab));
@@ -129,6 +136,8 @@ void test_hot_path() {
   std::vector<int>* probe = new std::vector<int>(10);
   CHECK(allocations > before);  // the hook works
   delete probe;
-  check_steps(true);
-  check_steps(false);
+  for (const size_t num_nodes : {1, 2}) {
+    check_steps(true, num_nodes);
+    check_steps(false, num_nodes);
+  }
 }

@@ -11,7 +11,7 @@ from moechat.cli.app import build_command
 SURFACE = {
     "run": "model prompt --temperature --top-k --top-p --min-p --repetition-penalty "
     "--presence-penalty --seed --stop --max-tokens --system --system-file "
-    "--think --no-think --reasoning-effort --ctx --threads "
+    "--think --no-think --reasoning-effort --ctx --threads --resident "
     "--compute --kv --speculate --plain --stats --no-history --batch --debug",
     "list": "--json --debug",
     "show": "model --json --debug",
