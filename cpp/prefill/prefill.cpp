@@ -50,23 +50,24 @@ Prefill::Prefill(const Model& model, ThreadPool& pool, const KVCache& cache,
 }
 
 void Prefill::add_embedding(Job& job) {
-  add_rows(job, [this](int64_t r) {
+  add_rows(job, "embedding", [this](int64_t r) {
     if (!model_.is_draft())
       embed(model_, tokens_[static_cast<size_t>(r)], x_.data() + r * model_.dims.hidden);
     model_angles(model_, first_position_ + r, cos_sin_.data() + r * angles_);
   });
 }
 
-void Prefill::add_rows(Job& job, std::function<void(int64_t row)> body) {
+void Prefill::add_rows(Job& job, const char* name, std::function<void(int64_t row)> body) {
   job.phases.push_back({[this] { return ceil_div(num_tokens(), kRowChunk); },
                         [this, body = std::move(body)](int64_t task, int) {
                           const int64_t end = std::min((task + 1) * kRowChunk, num_tokens());
                           for (int64_t r = task * kRowChunk; r < end; ++r) body(r);
-                        }});
+                        },
+                        name});
 }
 
-void Prefill::add_product(Job& job, const MatrixView& w, Compute compute, int64_t rows,
-                          const float* x, float* y, int64_t y_stride) {
+void Prefill::add_product(Job& job, const char* name, const MatrixView& w, Compute compute,
+                          int64_t rows, const float* x, float* y, int64_t y_stride) {
   const int64_t block = outputs_per_prefill_block(w), tiles = ceil_div(w.outputs(), block);
   job.phases.push_back(
       {[=] { return tiles * ceil_div(rows, kRowsPerTask); },
@@ -81,7 +82,8 @@ void Prefill::add_product(Job& job, const MatrixView& w, Compute compute, int64_
          }
          multiply(*self->isa_.matmul, w, begin, std::min(begin + block, w.outputs()), compute,
                   inputs, count, outputs, self->pool_.scratch(worker));
-       }});
+       },
+       name});
 }
 
 bool Prefill::run_layer(const CancelFlag* cancel, float* window_mass, int64_t window) {
@@ -114,19 +116,19 @@ void Prefill::join_attention(const LayerWeights& weights, int64_t row) {
 
 void Prefill::add_feed_forward(Job& job, const LayerWeights& weights) {
   const ModelDims& d = model_.dims;
-  add_rows(job, [this, &weights](int64_t r) { join_attention(weights, r); });
+  add_rows(job, "attention.output", [this, &weights](int64_t r) { join_attention(weights, r); });
   router_ids_.resize(weights.is_moe ? static_cast<size_t>(num_tokens() * d.experts_per_token) : 0);
   if (weights.is_moe) {
-    add_product(job, weights.router, Compute::kExact, num_tokens(), normed_.data(),
+    add_product(job, "router", weights.router, Compute::kExact, num_tokens(), normed_.data(),
                 router_logits_.data(), d.num_experts);
     if (weights.shared_gate.data != nullptr)
-      add_product(job, weights.shared_gate, Compute::kExact, num_tokens(), normed_.data(),
+      add_product(job, "router", weights.shared_gate, Compute::kExact, num_tokens(), normed_.data(),
                   shared_weights_.data(), 1);
-    add_rows(job, [this, &weights](int64_t r) { route_row(weights, r); });
+    add_rows(job, "router", [this, &weights](int64_t r) { route_row(weights, r); });
   }
   add_experts(job, weights);
   if (weights.post_ffn_norm.empty()) return;
-  add_rows(job, [this, &weights, &d](int64_t r) {
+  add_rows(job, "norm", [this, &weights, &d](int64_t r) {
     float* branch = branch_.data() + r * d.hidden;
     isa_.vector->rms_norm(branch, weights.post_ffn_norm.data(), d.rms_eps, d.hidden, branch);
     isa_.vector->axpy(1.0f, branch, d.hidden, x_.data() + r * d.hidden);
@@ -180,14 +182,14 @@ bool Prefill::logits(const CancelFlag* cancel, int64_t first, float* out) {
   const int64_t rows = num_tokens() - first;
   Job job;
   job.cancel = cancel;
-  add_rows(job, [this, &d](int64_t r) {
+  add_rows(job, "head", [this, &d](int64_t r) {
     isa_.vector->rms_norm(x_.data() + r * d.hidden, model_.final_norm.data(), d.rms_eps, d.hidden,
                           normed_.data() + r * d.hidden);
   });
-  add_product(job, model_.head, model_.compute, rows, normed_.data() + first * d.hidden, out,
-              d.vocab);
+  add_product(job, "head", model_.head, model_.compute, rows, normed_.data() + first * d.hidden,
+              out, d.vocab);
   if (d.final_softcap > 0)
-    add_rows(job, [this, &d, first, out](int64_t r) {
+    add_rows(job, "head", [this, &d, first, out](int64_t r) {
       if (r >= first) isa_.vector->softcap(out + (r - first) * d.vocab, d.final_softcap, d.vocab);
     });
   if (!pool_.run(Priority::kPrefill, job)) return false;

@@ -64,8 +64,8 @@ class Prefill {
   Prefill(const Model& model, ThreadPool& pool, const KVCache& cache, std::vector<int32_t> tokens,
           int64_t prefix, int64_t first_position);
   bool join_draft_inputs(const std::vector<float>& hidden, const CancelFlag* cancel);
-  void add_rows(Job& job, std::function<void(int64_t row)> body);
-  void add_product(Job& job, const MatrixView& w, Compute compute, int64_t rows, const float* x,
+  void add_rows(Job& job, const char* name, std::function<void(int64_t row)> body);
+  void add_product(Job& job, const char* name, const MatrixView& w, Compute compute, int64_t rows, const float* x,
                    float* y, int64_t y_stride);
   void add_attention(Job& job, const LayerWeights& weights, float* window_mass, int64_t window);
   void add_latent_inputs(Job& job, const LayerWeights& weights);

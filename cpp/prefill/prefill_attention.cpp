@@ -9,7 +9,7 @@ namespace moechat {
 void Prefill::add_attention(Job& job, const LayerWeights& weights, float* window_mass,
                             int64_t window) {
   const ModelDims& d = model_.dims;
-  add_rows(job, [this, &weights, &d](int64_t r) {
+  add_rows(job, "attention.inputs", [this, &weights, &d](int64_t r) {
     isa_.vector->rms_norm(x_.data() + r * d.hidden, weights.attention_norm.data(), d.rms_eps,
                           d.hidden, normed_.data() + r * d.hidden);
   });
@@ -31,8 +31,8 @@ void Prefill::add_attention(Job& job, const LayerWeights& weights, float* window
   else
     add_grouped_inputs(job, weights);
   if (window_mass != nullptr) add_mean_mass(job, window_mass);
-  add_product(job, weights.o, model_.compute, num_tokens(), values_.data(), branch_.data(),
-              d.hidden);
+  add_product(job, "attention.output", weights.o, model_.compute, num_tokens(), values_.data(),
+              branch_.data(), d.hidden);
 }
 
 // Reads the slots before the span, as far as its tokens see them, and finds where each token's view
@@ -53,19 +53,21 @@ void Prefill::add_prefix(Job& job, const LayerWeights& weights) {
          const int64_t begin = visible_slot_ + task * kPageSlots;
          for (int64_t slot = begin; slot < std::min(begin + kPageSlots, prefix_); ++slot)
            cache_.decode(layer_, slot, slots_.data() + slot * cache_.width());
-       }});
+       },
+       "attention.prefix"});
 }
 
 void Prefill::add_latent_inputs(Job& job, const LayerWeights& weights) {
   const ModelDims& d = model_.dims;
   const LatentWeights& latent = weights.latent;
   const bool low_rank = d.q_lora_rank > 0;
-  add_product(job, latent.kv_a, model_.compute, num_tokens(), normed_.data(), own_slot(0),
+  const char* inputs = "attention.inputs";
+  add_product(job, inputs, latent.kv_a, model_.compute, num_tokens(), normed_.data(), own_slot(0),
               d.kv_width());
   if (low_rank)
-    add_product(job, latent.q_a, model_.compute, num_tokens(), normed_.data(), query_.data(),
-                d.q_lora_rank);
-  add_rows(job, [this, &weights, &d, low_rank](int64_t r) {
+    add_product(job, inputs, latent.q_a, model_.compute, num_tokens(), normed_.data(),
+                query_.data(), d.q_lora_rank);
+  add_rows(job, "attention.inputs", [this, &weights, &d, low_rank](int64_t r) {
     finish_latent_slot(isa_, d, rope(weights), weights.latent, cos_sin(weights, r), own_slot(r));
     round_slot(r);
     if (!low_rank) return;
@@ -80,13 +82,13 @@ void Prefill::add_grouped_inputs(Job& job, const LayerWeights& weights) {
   const ModelDims& d = model_.dims;
   const GroupedWeights& grouped = weights.grouped;
   const int64_t query_width = d.num_heads * d.head_dim;
-  add_product(job, grouped.q, model_.compute, num_tokens(), normed_.data(), query_.data(),
-              query_width);
-  add_product(job, grouped.k, model_.compute, num_tokens(), normed_.data(), own_slot(0),
-              d.kv_width());
-  add_product(job, grouped.v, model_.compute, num_tokens(), normed_.data(),
+  add_product(job, "attention.inputs", grouped.q, model_.compute, num_tokens(), normed_.data(),
+              query_.data(), query_width);
+  add_product(job, "attention.inputs", grouped.k, model_.compute, num_tokens(), normed_.data(),
+              own_slot(0), d.kv_width());
+  add_product(job, "attention.inputs", grouped.v, model_.compute, num_tokens(), normed_.data(),
               own_slot(0) + d.num_kv_heads * d.head_dim, d.kv_width());
-  add_rows(job, [this, &weights, &d, query_width](int64_t r) {
+  add_rows(job, "attention.inputs", [this, &weights, &d, query_width](int64_t r) {
     finish_grouped_rows(isa_, d, rope(weights), weights.grouped, cos_sin(weights, r),
                         query_.data() + r * query_width, own_slot(r));
     round_slot(r);

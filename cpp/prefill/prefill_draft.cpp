@@ -21,7 +21,7 @@ std::unique_ptr<Prefill> Prefill::draft(const KVCache& cache, int32_t next_token
   if (tokens.empty()) return nullptr;
   Job job;
   job.cancel = cancel;
-  add_rows(job, [this, &d](int64_t r) {
+  add_rows(job, "draft", [this, &d](int64_t r) {
     float* row = x_.data() + r * d.hidden;
     isa_.vector->rms_norm(row, model_.final_norm.data(), d.rms_eps, d.hidden, row);
   });
@@ -52,7 +52,7 @@ bool Prefill::join_draft_inputs(const std::vector<float>& hidden, const CancelFl
                                              hidden.data() + (first + r) * width,
                                              joined.data() + r * 2 * width);
                           }});
-    add_product(job, model_.input.projection, model_.compute, rows, joined.data(),
+    add_product(job, "draft", model_.input.projection, model_.compute, rows, joined.data(),
                 x_.data() + first * width, width);
     if (!pool_.run(Priority::kPrefill, job)) return false;
   }

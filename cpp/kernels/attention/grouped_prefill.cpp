@@ -49,7 +49,8 @@ void GroupedPrefill::add_phases(Job& job, const PrefillAttentionCall& call, cons
                       call.values + begin * width + head * d.head_dim, width,
                       self->worker_floats_[static_cast<size_t>(worker)].data(),
                       self->pool_.scratch(worker));
-       }});
+       },
+       "attention.blocks"});
   if (call.head_mass == nullptr) return;
   job.phases.push_back(
       {[=] { return d.num_heads; },
@@ -60,7 +61,8 @@ void GroupedPrefill::add_phases(Job& job, const PrefillAttentionCall& call, cons
                          call.sink(head), call.head_mass + head * self->num_keys_,
                          self->worker_floats_[static_cast<size_t>(worker)].data(),
                          self->pool_.scratch(worker));
-       }});
+       },
+       "attention.blocks"});
 }
 
 }  // namespace moechat

@@ -45,7 +45,8 @@ void LatentPrefill::add_phases(Job& job, const PrefillAttentionCall& call, const
                             const int64_t key_task = task - query_tasks;
                             self->expand_keys(call, first + key_task / key_blocks,
                                               key_task / key_blocks, key_task % key_blocks, worker);
-                          }});
+                          },
+                          "attention.expand"});
     // Head by head, so that its keys and values stay in cache; late query blocks, which see the most
     // keys, go first.
     job.phases.push_back(
@@ -63,7 +64,8 @@ void LatentPrefill::add_phases(Job& job, const PrefillAttentionCall& call, const
                         call.values + begin * width + (first + place) * d.v_dim, width,
                         self->worker_floats_[static_cast<size_t>(worker)].data(),
                         self->pool_.scratch(worker));
-         }});
+         },
+         "attention.blocks"});
     if (call.head_mass == nullptr) continue;
     job.phases.push_back(
         {[=] { return heads; },
@@ -76,7 +78,8 @@ void LatentPrefill::add_phases(Job& job, const PrefillAttentionCall& call, const
                            call.sink(first + place), call.head_mass + (first + place) * n,
                            self->worker_floats_[static_cast<size_t>(worker)].data(),
                            self->pool_.scratch(worker));
-         }});
+         },
+         "attention.blocks"});
   }
 }
 

@@ -106,6 +106,7 @@ void gemv_strip(const MatrixView& w, int64_t row, int64_t rows, const RowsAhead&
       tiles.first += tiles.tile_bytes;
       tiles.second += tiles.tile_bytes;
     }
+    __asm__ volatile("" ::: "memory");  // nor may the next chunk's copy begin before
   }
   _tile_stored(0, scratch.sums, x_stride);
   _tile_stored(1, scratch.sums + kTileRows * num_rows, x_stride);

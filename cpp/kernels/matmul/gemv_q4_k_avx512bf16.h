@@ -33,8 +33,8 @@ struct NibblesQ4K {
   }
 };
 
-// One row of x for one block: two steps in the order of the nibbles; eight zeros and the sums of the
-// sub-blocks, of the rounded values.
+// One row of x for one block: two steps in the order of the nibbles; eight zeros and the sums of
+// the sub-blocks, of the rounded values.
 [[gnu::always_inline]] inline void prepare_q4_k(const float* x, uint16_t* out) {
   alignas(64) float sums[16] = {};
   for (int step = 0; step < 2; ++step) {
@@ -71,7 +71,7 @@ struct NibblesQ4K {
   _mm512_storeu_ps(dst, _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(codes)), factor));
 }
 
-// kRows weight rows against all activation rows; the same operations whatever kRows and num_rows are.
+// kRows weight rows against all activation rows; the same operations whatever both numbers are.
 template <int kRows>
 struct Q4KTile {
   const MatrixView& w;
@@ -85,8 +85,8 @@ struct Q4KTile {
   template <bool kSingle>
   [[gnu::always_inline]] void step(const uint8_t* const* p, const float* const* scale, int half,
                                    const uint16_t* input, __m512 (*total)[kRows]) {
-    const __m512i low_index = _mm512_add_epi32(
-        _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2), _mm512_set1_epi32(4 * half));
+    const __m512i first_half = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2);
+    const __m512i low_index = _mm512_add_epi32(first_half, _mm512_set1_epi32(4 * half));
     const __m512i high_index = _mm512_add_epi32(low_index, _mm512_set1_epi32(1));
     __m512i weight[kRows][4];
     __m512 low_scale[kRows], high_scale[kRows];
@@ -105,11 +105,12 @@ struct Q4KTile {
       const uint16_t* own = input + half * kStep;
 #pragma GCC unroll 4
       for (int i = 0; i < kRows; ++i) {
-        __m512 low = _mm512_setzero_ps(), high = low;
-        low = _mm512_dpbf16_ps(low, (__m512bh)weight[i][0], (__m512bh)_mm512_loadu_si512(own));
-        high = _mm512_dpbf16_ps(high, (__m512bh)weight[i][1], (__m512bh)_mm512_loadu_si512(own + 32));
-        low = _mm512_dpbf16_ps(low, (__m512bh)weight[i][2], (__m512bh)_mm512_loadu_si512(own + 64));
-        high = _mm512_dpbf16_ps(high, (__m512bh)weight[i][3], (__m512bh)_mm512_loadu_si512(own + 96));
+        const auto add = [&](__m512 sum, int k) {
+          return _mm512_dpbf16_ps(sum, (__m512bh)weight[i][k],
+                                  (__m512bh)_mm512_loadu_si512(own + k * 32));
+        };
+        const __m512 low = add(add(_mm512_setzero_ps(), 0), 2);
+        const __m512 high = add(add(_mm512_setzero_ps(), 1), 3);
         total[r][i] = _mm512_fmadd_ps(low, low_scale[i], total[r][i]);
         total[r][i] = _mm512_fmadd_ps(high, high_scale[i], total[r][i]);
       }
