@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 from collections.abc import Callable
@@ -32,9 +33,19 @@ class StatusLine:
             return
         # A line that wraps could not be erased.
         line = line[: max(shutil.get_terminal_size().columns - 1, 1)]
-        self._stderr.write("\r" + line.ljust(len(self._shown)) + ("" if line else "\r"))
-        self._stderr.flush()
+        self._write("\r" + line.ljust(len(self._shown)) + ("" if line else "\r"))
         self._shown = line
+
+    def say(self, line: str) -> None:
+        """A line that stays, also where stderr is no terminal."""
+        self.erase()
+        self._write(line + "\n")
+
+    def _write(self, text: str) -> None:
+        # A terminal that was closed must not keep the program from cleaning up.
+        with contextlib.suppress(OSError):
+            self._stderr.write(text)
+            self._stderr.flush()
 
     def erase(self) -> None:
         """Leave the line blank and the cursor at its start."""

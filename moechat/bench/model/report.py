@@ -148,7 +148,7 @@ def _phase_table(title: str, phases: list[dict[str, Any]], unit: str) -> Table:
             phase["phase"],
             f"{phase[f'ms_per_{unit}']:.3g}",
             f"{phase[f'open_ms_per_{unit}']:.3g}",
-            f"{phase['imbalance']:.2f}",
+            "-" if phase["imbalance"] is None else f"{phase['imbalance']:.2f}",
             Bar(phase["share_of_time"]),
         )
         for phase in phases

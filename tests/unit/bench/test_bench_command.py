@@ -87,7 +87,8 @@ def test_mini_is_measured():
     phases = {phase["phase"] for phase in row["phases"]}
     assert {"experts.gate_up", "experts.down", "head"} <= phases
     for phase in [*row["phases"], *report["prefill"][0]["phases"]]:
-        assert 0 < phase["share_of_time"] < 1 and 1 <= phase["imbalance"] <= 2
+        assert 0 < phase["share_of_time"] < 1
+        assert phase["imbalance"] is None or 1 <= phase["imbalance"] <= 2
     assert report["prefill"][0]["phases"]
     assert [row["vocab_tokens"] for row in report["sampling"]] == [8192, 129280]
     assert report["machine"]["usable_cpus"] > 0 and report["versions"]["moechat"]
@@ -240,8 +241,17 @@ def test_the_group_alone_asks_for_a_model_and_a_subcommand_takes_its_own_flags(c
         assert command_line(*before, "kernels")[0] == 2
 
 
-@pytest.mark.parametrize("when", ["writing", "measuring"])
-def test_ctrl_c_leaves_no_folder(when, own_home):
+@pytest.mark.parametrize(
+    ("when", "sent", "exit_code"),
+    [
+        ("writing", signal.SIGINT, 130),
+        ("measuring", signal.SIGINT, 130),
+        ("writing", signal.SIGTERM, 143),
+        ("measuring", signal.SIGTERM, 143),
+        ("measuring", signal.SIGHUP, 129),
+    ],
+)
+def test_signals_leave_no_folder(when, sent, exit_code, own_home):
     code = f"""
 import signal, sys, time
 sys.path.insert(0, {os.path.dirname(__file__)!r})
@@ -267,8 +277,8 @@ sys.exit(main(["--synthetic", "olmoe-1b-7b", "--repetitions", "1000", "--max-con
             break
     time.sleep(0.2)
     assert [path for path in synthetic_root().iterdir() if path.is_dir()]
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=20) == 130, process.stderr.read()
+    process.send_signal(sent)
+    assert process.wait(timeout=20) == exit_code, process.stderr.read()
     assert not [path for path in synthetic_root().iterdir() if path.is_dir()]
 
 
