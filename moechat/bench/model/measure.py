@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from moechat.bench.bursts import Burst, Work, run_rounds
-from moechat.bench.machine import available_memory_bytes, machine_facts
+from moechat.bench.machine import available_memory_bytes, machine_facts, thread_notes
 from moechat.bench.model.probes import DecodeProbe, PrefillProbe, growing
 from moechat.bench.model.report import bytes_facts, decode_row, prefill_row, sampling_rows
 from moechat.bench.model.weight_bytes import of_files
@@ -60,7 +60,15 @@ class Turns:
     ) -> None:
         self._engines, self._token_bytes = engines, token_bytes
         self._repetitions, self._show = settings.repetitions, show
-        self._longest = min(settings.max_context, engines[-1].context_tokens)
+        limit = engines[-1].context_tokens
+        self._longest = min(settings.max_context, limit)
+        self._notes = []
+        if settings.max_context > limit:
+            self._notes.append(
+                f"--max-context {settings.max_context:,} is more than the model's {limit:,} tokens"
+                f": measured up to {limit:,}"
+            )
+        self._notes += thread_notes([engines[-1].threads])
         files = list(files)
         pools = {engines[0].threads: engines[0].pool}
         self._reader = Reader([map_file(path) for path in files], pools, _READ_SECONDS)
@@ -77,6 +85,7 @@ class Turns:
             "instruction_set": engine.instruction_set,
             "compute": engine.compute,
             "repetitions": self._repetitions,
+            "notes": self._notes,
             "pages_mapped_before": self._pages_mapped,
             **machine_facts(),
         }

@@ -57,12 +57,13 @@ def measure_synthetic(
         files = {path.resolve() for path in model.path.rglob("*.safetensors")}
         parts_bytes = [_bytes_of(shape, recipe).total for shape in shapes]
         turns = Turns(engines, sorted(files), parts_bytes, settings, show)
+        frame = turns.frame(name)
         return {
-            **turns.frame(name),
+            **frame,
+            "notes": [*cut.notes, *frame["notes"]],
             "synthetic": True,
             "format": recipe.label,
             "built": _facts(model.shape, recipe),
-            "notes": list(cut.notes),
             "bytes": bytes_facts(_bytes_of(model.shape, recipe)),
             **_measure(turns, model, whole, shapes, engines),
             "sampling": sampling_rows(model.shape.vocab),
@@ -94,7 +95,7 @@ def part_shapes(built: Shape) -> list[Shape]:
 
 def counts_of(shape: Shape, vocab: int, head: bool = True) -> dict[str, float]:
     """How many of each part a model has; ``vocab`` is the one whose head counts as 1."""
-    counts: dict[str, float] = {"fixed": 1.0}
+    counts: dict[str, float] = {"outside_layers": 1.0}
     if head:
         counts["head"] = shape.vocab / vocab
     if shape.geometry["num_dense_layers"]:

@@ -108,7 +108,7 @@ def test_a_synthetic_model_is_measured_and_extrapolated(tiny_registry, name, lay
         total = sum(
             number * parts[f"{part}_seconds_per_token_median"]
             for part, number in (
-                ("fixed", 1),
+                ("outside_layers", 1),
                 ("head", 1),
                 *([("dense_layer", whole["dense_layers"])] if dense else []),
                 ("moe_layer", whole["moe_layers"]),
@@ -135,7 +135,7 @@ def test_text_of_a_synthetic_model_tells_measured_from_extrapolated(tiny_registr
 
 def test_text_of_mini_names_the_fixed_cost_sampling_and_phases():
     text = text_of(run_model, "mini")
-    assert "fixed cost a token: " in text and "sampling a token of 129,280: " in text
+    assert "fixed cost a token: " in text and "sampling a token of 129,280 (DeepSeek's" in text
     assert "CONTEXT" in text and "PROMPT" in text
     assert "phases of a token, context 0" in text and "outside the threads" in text
     tables = text[text.index("\nprefill\n") :].splitlines()
@@ -197,7 +197,7 @@ def test_what_would_be_refused_later_is_refused_early(tiny_registry, monkeypatch
     monkeypatch.setattr("moechat.bench.synthetic.measure.available_memory_bytes", lambda: 1000)
     with pytest.raises(DoesNotFit) as caught:
         measure_synthetic("deepseek-v3", SMALL, silent)
-    assert caught.value.exit_code == 4 and "0.00 GB of memory" in caught.value.message
+    assert caught.value.exit_code == 4 and "0.00 MB of memory" in caught.value.message
 
 
 def test_the_front_without_typer(tiny_registry, tmp_path, capsys):

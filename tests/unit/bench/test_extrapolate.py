@@ -9,7 +9,7 @@ from moechat.bench.bursts import Burst, Reading, Work
 from moechat.bench.synthetic.extrapolate import at_one_speed, extrapolate, solve
 from moechat.bench.synthetic.measure import counts_of, part_shapes
 
-TRUE = {"fixed": 0.002, "head": 0.04, "dense_layer": 0.015, "moe_layer": 0.012}
+TRUE = {"outside_layers": 0.002, "head": 0.04, "dense_layer": 0.015, "moe_layer": 0.012}
 
 
 def seconds(counts, true=TRUE, factor=1.0):
@@ -25,7 +25,7 @@ def test_parts_and_whole_are_recovered_exactly_without_noise():
     counts = v3()
     assert solve(counts, list(map(seconds, counts))) == pytest.approx(TRUE)
     whole = counts_of(real("deepseek-v3"), 129280)
-    assert whole == {"fixed": 1, "head": 1, "dense_layer": 3, "moe_layer": 58}
+    assert whole == {"outside_layers": 1, "head": 1, "dense_layer": 3, "moe_layer": 58}
     fit = extrapolate(counts, [list(map(seconds, counts))], whole)
     # 2 ms + 40 ms + 3 x 15 ms + 58 x 12 ms by hand.
     assert fit.whole.median == pytest.approx(0.783)
@@ -37,7 +37,7 @@ def test_models_without_dense_layers_too():
     shapes = part_shapes(built)
     assert [shape.moe_layers for shape in shapes] == [2, 4, 4]
     counts = [counts_of(shape, built.vocab) for shape in shapes]
-    true = {"fixed": 0.001, "head": 0.02, "moe_layer": 0.003}
+    true = {"outside_layers": 0.001, "head": 0.02, "moe_layer": 0.003}
     assert solve(counts, [seconds(one, true) for one in counts]) == pytest.approx(true)
 
 
