@@ -28,7 +28,10 @@ from moechat.errors import MoechatError
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line (default: this process's) and return the exit code."""
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.synthetic is not None and arguments.command is not None:
+        parser.error(f"--synthetic and `{arguments.command}` exclude each other")
     texts = {name.replace("_", "-"): text for name, text in vars(arguments).items()}
     output = {"as_json": arguments.json, "plot": arguments.plot}
     try:

@@ -172,6 +172,7 @@ def test_a_whole_model_as_json_with_a_picture(run, tmp_path):
         ((), 2, "--synthetic deepseek-v3"),
         (("--synthetic", "nothing"), 3, "[model-not-found]"),
         (("--synthetic", "deepseek-v3", "--layers", "59"), 2, "58 layers"),
+        (("model", "deepseek-v3"), 3, "moechat bench --synthetic deepseek-v3"),
         (("model", "nothing"), 3, "[model-not-found]"),
         (("model", "mini", "--plot", "here.jpg"), 2, ".svg"),
         (("model", "mini", "--max-context", "0"), 2, "--max-context"),
@@ -193,8 +194,10 @@ def test_help_goes_to_stdout(run, words):
     ("arguments", "code", "words"),
     [
         (("--format", "fp9"), 2, "[usage]"),
+        (("--threads", "1,,2"), 2, "beside a comma"),
+        (("--experts", "-1"), 2, "whole number from 1"),
         (("--plot", "here.jpg"), 2, ".svg"),
-        (("--isa", "neon"), 4, "neon"),
+        (("--isa", "neon"), 2, "avx512bf16"),
         (("--shape", "nothing"), 3, "[model-not-found]"),
     ],
 )

@@ -16,6 +16,8 @@ from moechat.bench.reading import Reader, populate
 from moechat.bench.settings import ModelSettings
 from moechat.bench.status_line import Show
 from moechat.engine.engine import Engine
+from moechat.errors import ModelNotFound
+from moechat.registry import load_registry
 from moechat.weights.mapped import map_file
 
 _FIRST_PROMPT, _FIRST_CONTEXT = 128, 1024
@@ -29,7 +31,7 @@ Rows = list[dict[str, Any]]
 def measure_model(source: str, settings: ModelSettings, show: Show) -> dict[str, Any]:
     """A registry name, a folder or a GGUF file; the report. Raises as Engine.open does."""
     show(f"opening {source}")
-    with Engine.open(source, threads=settings.threads) as engine:
+    with _open(source, settings.threads) as engine:
         files = engine.model.files
         num_bytes = of_files(files.path)
         turns = Turns([engine], files.weight_files, [num_bytes.total], settings, show)
@@ -41,6 +43,18 @@ def measure_model(source: str, settings: ModelSettings, show: Show) -> dict[str,
             "decode": [decode_row(n, bursts[0], rows) for n, bursts, rows in turns.decode()],
             "sampling": sampling_rows(engine.spec.vocab_size),
         }
+
+
+def _open(source: str, threads: int | None) -> Engine:
+    try:
+        return Engine.open(source, threads=threads)
+    except ModelNotFound as error:
+        entry = load_registry().entries.get(source, {})
+        if "geometry" not in entry or "config" not in entry:
+            raise
+        without = f"`moechat bench --synthetic {source}` needs no weights"
+        step = f"{error.next_step}; {without}" if error.next_step else without
+        raise ModelNotFound(error.what, error.why, step) from None
 
 
 class Turns:

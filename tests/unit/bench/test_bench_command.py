@@ -229,6 +229,14 @@ def test_the_subcommand(command_line):
         assert isinstance(command_line("model", "mini", *wrong)[2], Usage)
 
 
+def test_synthetic_and_a_subcommand_exclude_each_other(capsys):
+    for front in (main, build_app()):
+        with pytest.raises(SystemExit) as caught:
+            front(["--synthetic", "deepseek-v3", "model", "mini"])
+        assert caught.value.code == 2
+        assert "exclude each other" in capsys.readouterr().err
+
+
 def test_synthetic_is_an_option_of_the_group(tiny_registry, command_line):
     line = ("--synthetic", "olmoe-1b-7b", "--layers", "2", "--experts", "8", *QUICK)
     report = json.loads(command_line(*line, "--json")[1])
