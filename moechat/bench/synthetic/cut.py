@@ -111,6 +111,6 @@ def _does_not_fit(
     return DoesNotFit(
         f"{layers} layer{plural} of {whole.name} with {experts} experts do not fit",
         f"{size_text(num_bytes)} are needed, {size_text(room.ram_bytes)} of memory and "
-        f"{size_text(room.disk_bytes)} of the cache folder's disk are free",
+        f"{size_text(room.disk_bytes)} of disk are free",
         f"Fewer --layers or --experts need less; {cache_variable()} names another disk",
     )

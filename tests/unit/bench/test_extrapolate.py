@@ -6,6 +6,7 @@ import pytest
 from tiny_shapes import real
 
 from moechat.bench.bursts import Burst, Reading, Work
+from moechat.bench.doubts import disagreeing_parts
 from moechat.bench.synthetic.extrapolate import at_one_speed, extrapolate, solve
 from moechat.bench.synthetic.measure import counts_of, part_shapes
 
@@ -57,6 +58,45 @@ def test_medians_ignore_one_disturbed_round_and_the_range_shows_it():
     fit = extrapolate(counts, [quiet, disturbed, quiet], TRUE.fromkeys(TRUE, 1))
     assert fit.parts["moe_layer"].median == pytest.approx(0.012)
     assert fit.parts["moe_layer"].max > 0.4
+
+
+def report(heads, layers, head_phase=None):
+    phases = [{"phase": "head", "ms_per_token": head_phase}] if head_phase else []
+    return {
+        "decode": [{"phases": phases} for _ in heads],
+        "whole": {
+            "dense_layers": 0,
+            "moe_layers": 10,
+            "decode": [
+                {
+                    "measured": {
+                        "outside_layers_seconds_per_token_median": 0.0001 * i,
+                        "head_seconds_per_token_median": head,
+                        "moe_layer_seconds_per_token_median": layer,
+                    },
+                    "extrapolated": {"seconds_per_token_median": head + 10 * layer},
+                }
+                for i, (head, layer) in enumerate(zip(heads, layers))
+            ],
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("heads", "layers", "head_phase", "words"),
+    [
+        ((0.1, 0.12), (0.05, 0.09), 90, []),  # attention grows with the context
+        ((0.1, 0.2), (0.05, 0.05), None, ["head takes 100, 200 ms"]),
+        ((0.1, 0.1), (0.09, 0.05), None, ["moe layer takes 90, 50 ms"]),
+        ((0.298, 0.298), (0.05, 0.05), 175, ["head takes 298, 175 ms by differences"]),
+        ((0.001, 0.003), (0.05, 0.05), None, []),  # too small to matter
+    ],
+)
+def test_parts_that_contradict_each_other_are_told(heads, layers, head_phase, words):
+    warnings = disagreeing_parts(report(heads, layers, head_phase))
+    assert len(warnings) == len(words)
+    for warning, part in zip(warnings, words):
+        assert part in warning
 
 
 def test_nothing_takes_less_than_no_time():

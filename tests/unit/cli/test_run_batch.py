@@ -6,7 +6,7 @@ import signal
 
 from moechat.events import Token
 
-QUESTION = "What is the capital of Norway?"
+THINKING = [Token(5, "", "Hm."), Token(6, "Oslo.")]
 
 
 def test_thinking_in_a_batch(moechat):
