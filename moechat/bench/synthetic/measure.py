@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from moechat.bench.amounts import shown
+from moechat.bench.amounts import figure, shown
 from moechat.bench.bursts import Spread
 from moechat.bench.machine import available_memory_bytes
 from moechat.bench.model.measure import Turns
@@ -43,7 +43,7 @@ def measure_synthetic(
     room = Room(ram_bytes=available_memory_bytes(), disk_bytes=make_room())
     cut = plan_cut(whole, recipe, settings.layers, settings.experts, room)
     say(
-        f"about {cut.num_bytes / 1e9:.2g} GB go to {shown(synthetic_root())}, removed at the end; "
+        f"about {figure(cut.num_bytes / 1e9, 2)} GB go to {shown(synthetic_root())}, removed at the end; "
         "--layers and --experts make it smaller"
     )
     progress = written_bytes(show, "writing random weights")
