@@ -8,6 +8,8 @@ python -m moechat.bench --synthetic deepseek-v3
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +28,10 @@ from moechat.errors import MoechatError
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line (default: this process's) and return the exit code."""
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.synthetic is not None and arguments.command is not None:
+        parser.error(f"--synthetic and `{arguments.command}` exclude each other")
     texts = {name.replace("_", "-"): text for name, text in vars(arguments).items()}
     output = {"as_json": arguments.json, "plot": arguments.plot}
     try:
@@ -41,7 +46,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MoechatError as error:
         print(f"error: {error.message} [{error.name}]", file=sys.stderr)
         return error.exit_code
+    except BrokenPipeError:
+        _abandon_stdout()
+        return 1
+    except OSError as error:
+        print(f"error: {error} [os-error]", file=sys.stderr)
+        _abandon_stdout()
+        return 1
     return 0
+
+
+def _abandon_stdout() -> None:
+    """Python flushes stdout at exit, and would complain once more."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:

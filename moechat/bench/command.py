@@ -17,6 +17,7 @@ from typing import Any
 
 from moechat.bench import pictures
 from moechat.bench.drawing import Drawing, check_plot_path
+from moechat.bench.ending import unwinds_when_ended
 from moechat.bench.kernels.measure import measure_kernels
 from moechat.bench.kernels.report import kernel_text
 from moechat.bench.model.measure import measure_model
@@ -61,8 +62,8 @@ def run_synthetic(
         )
     if plot is not None:
         check_plot_path(plot)
-    with StatusLine(sys.stderr) as line:
-        report = measure_synthetic(name, settings, line.show)
+    with unwinds_when_ended(), StatusLine(sys.stderr) as line:
+        report = measure_synthetic(name, settings, line.show, line.say)
     _output(report, as_json, synthetic_text, plot, pictures.rates)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,15 @@ def machine_facts() -> dict[str, Any]:
             "numpy": np.__version__,
         },
     }
+
+
+def thread_notes(threads: Iterable[int]) -> list[str]:
+    """What to say when there are more threads than processors to run them."""
+    most, usable = max(threads), _native.available_cpus()
+    if most <= usable:
+        return []
+    plural = "s" if usable != 1 else ""
+    return [f"{most} threads share {usable} usable processor{plural}: they wait for each other"]
 
 
 def last_level_cache_bytes() -> int | None:

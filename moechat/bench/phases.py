@@ -16,7 +16,7 @@ def phase_rows(
 
     ``open_ms_per_``... is serial; ``share_of_time`` counts it too. ``imbalance`` is the busiest
     thread's time over the mean of all: 1 when all worked alike, the number of threads when one did
-    everything. ``priority`` is "decode" or "prefill".
+    everything, None for a phase without tasks. ``priority`` is "decode" or "prefill".
     """
     pool.set_profiling(True)
     try:
@@ -33,8 +33,13 @@ def phase_rows(
             "share_of_time": rounded(
                 (phase["wall_seconds"] + phase["open_seconds"]) / work.seconds
             ),
-            "imbalance": round(phase["longest_seconds"] * pool.num_threads / busy, 3),
+            "imbalance": _imbalance(phase, pool.num_threads),
         }
         for phase in phases
-        if (busy := phase["busy_seconds"]) > 0
+        if phase["busy_seconds"] > 0 or phase["open_seconds"] > 0
     ]
+
+
+def _imbalance(phase: dict[str, Any], num_threads: int) -> float | None:
+    busy = phase["busy_seconds"]
+    return round(phase["longest_seconds"] * num_threads / busy, 3) if busy > 0 else None

@@ -20,6 +20,7 @@ FORMATS = (
     *("q8_0", "q4_0", "q5_0", "q4_k", "q5_k", "q6_k", "mxfp4_block"),
 )
 SYNTHETIC_FORMATS = ("fp8", "int4", "bf16", "mxfp4")
+ISAS = ("amx", "avx512bf16", "avx512", "avx2", "ref")
 HITS = ("same", "uniform")
 MIN_BURSTS = 5
 
@@ -74,6 +75,8 @@ class KernelSettings:
         for name in self.formats:
             _choice("format", name, FORMATS)
         _choice("experts-hit", self.experts_hit, HITS)
+        if self.isa is not None:
+            _choice("isa", self.isa, ISAS)
         _within("threads", self.threads, 1, 256)
         _within("batch", self.batches, 1, 4096)
         _within("bursts", (self.bursts,), MIN_BURSTS, 1000)
@@ -151,18 +154,23 @@ def _with_defaults(texts: Texts, options: Options) -> dict[str, str]:
     given = {name: texts.get(name) for name in options}
     for name, text in given.items():
         if text == "":
-            raise Usage(f"--{name} cannot be empty", options[name][1])
+            raise Usage(f"--{name} cannot be empty", options[name][1].removesuffix("."))
     return {name: text or options[name][0] or "" for name, text in given.items()}
 
 
 def _numbers(option: str, text: str) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(_number(option, item) for item in text.split(",")))
+    items = text.split(",")
+    if not all(item.strip() for item in items):
+        raise Usage(f"--{option} cannot be {text[:40]!a}", "a number is missing beside a comma")
+    return tuple(dict.fromkeys(_number(option, item) for item in items))
 
 
 def _number(option: str, text: str) -> int:
     digits = text.strip()
     if not (digits.isascii() and digits.isdecimal() and len(digits) <= 9):
-        raise Usage(f"--{option} cannot be {text[:40]!a}", "it is a whole number")
+        raise Usage(
+            f"--{option} cannot be {text[:40]!a}", "it is a whole number from 1 to 999999999"
+        )
     return int(digits)
 
 

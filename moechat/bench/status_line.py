@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from typing import TextIO
 
+from moechat.bench.amounts import size_text
+
 _REFRESH_SECONDS = 0.1
+_TICK_SECONDS = 1.0
 
 Show = Callable[[str], None]  # puts a line in place of what is shown
 
@@ -18,23 +23,52 @@ class StatusLine:
     def __init__(self, stderr: TextIO) -> None:
         self._stderr = stderr
         self._is_terminal = stderr.isatty()
-        self._shown = ""
+        self._line = self._shown = ""
+        self._since = time.monotonic()
+        self._lock, self._ended = threading.Lock(), threading.Event()
 
     def __enter__(self) -> StatusLine:
+        if self._is_terminal:
+            threading.Thread(target=self._tick, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._ended.set()
         self.erase()
+
+    def _tick(self) -> None:
+        """A line that stays the same gets the seconds it has stood, so that nothing seems stuck."""
+        while not self._ended.wait(_TICK_SECONDS):
+            with self._lock:
+                seconds = int(time.monotonic() - self._since)
+                if self._line and seconds and not self._ended.is_set():
+                    self._draw(f"{self._line} ({seconds} s)")
 
     def show(self, line: str) -> None:
         """Put ``line`` in place of what is shown; an empty one leaves the line blank."""
-        if not self._is_terminal or line == self._shown:
+        if not self._is_terminal:
             return
+        with self._lock:
+            if line != self._line:
+                self._line, self._since = line, time.monotonic()
+                self._draw(line)
+
+    def _draw(self, line: str) -> None:
         # A line that wraps could not be erased.
         line = line[: max(shutil.get_terminal_size().columns - 1, 1)]
-        self._stderr.write("\r" + line.ljust(len(self._shown)) + ("" if line else "\r"))
-        self._stderr.flush()
+        self._write("\r" + line.ljust(len(self._shown)) + ("" if line else "\r"))
         self._shown = line
+
+    def say(self, line: str) -> None:
+        """A line that stays, also where stderr is no terminal."""
+        self.erase()
+        self._write(line + "\n")
+
+    def _write(self, text: str) -> None:
+        # A terminal that was closed must not keep the program from cleaning up.
+        with contextlib.suppress(OSError):
+            self._stderr.write(text)
+            self._stderr.flush()
 
     def erase(self) -> None:
         """Leave the line blank and the cursor at its start."""
@@ -50,6 +84,6 @@ def written_bytes(show: Show, what: str) -> Callable[[int, int], None]:
         now = time.monotonic()
         if now - shown_at >= _REFRESH_SECONDS or done_bytes == num_bytes:
             shown_at = now
-            show(f"{what}: {done_bytes / 1e9:.2f} of {num_bytes / 1e9:.2f} GB")
+            show(f"{what}: {size_text(done_bytes)} of {size_text(num_bytes)}")
 
     return progress

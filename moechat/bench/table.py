@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
@@ -19,9 +20,9 @@ class Bar:
     greatest: float | None = None
 
     def text(self, full: str, empty: str) -> str:
-        """With ``full`` and ``empty`` for the tenths of the bar."""
+        """With ``full`` and ``empty`` for the tenths of the bar; no bar when both are ""."""
         filled = max(0, min(round(self.fraction * _BAR_CELLS), _BAR_CELLS))
-        text = f"{full * filled}{empty * (_BAR_CELLS - filled)} {self.fraction:.2f}"
+        text = f"{full * filled}{empty * (_BAR_CELLS - filled)} {self.fraction:.2f}".lstrip()
         return text if self.least is None else f"{text} ({self.least:.2f}-{self.greatest:.2f})"
 
     @property
@@ -51,27 +52,44 @@ Text = list["str | Table"]  # a line each, or a table
 def print_text(text: Text, stdout: TextIO) -> None:
     """Write it; with colour where ``stdout`` is a terminal that wants it."""
     console = _rich_console(stdout)
-    full, empty = _bar_cells(stdout)
+    bar = _bar_cells(stdout)
+    columns = shutil.get_terminal_size().columns if stdout.isatty() else None
     for item in text:
         if isinstance(item, str):
             stdout.write(item + "\n")
             continue
-        cells = [
-            [cell.text(full, empty) if isinstance(cell, Bar) else cell for cell in row]
-            for row in item.rows
-        ]
+        cells = _cells(item, bar)
+        if columns is not None and _width(item, cells) > columns:
+            cells = _cells(item, ("", ""))
         if item.title:
             stdout.write(f"\n{item.title}\n")
         if console is None:
             _print_aligned(item, cells, stdout)
         else:
+            # Wider than the terminal: it wraps lines, where rich would cut figures.
+            console.width = max(columns or 0, _width(item, cells))
             _print_coloured(item, cells, console)
     stdout.flush()
 
 
+def _cells(table: Table, bar: tuple[str, str]) -> list[list[str]]:
+    return [
+        [cell.text(*bar) if isinstance(cell, Bar) else cell for cell in row] for row in table.rows
+    ]
+
+
+def _widths(table: Table, cells: list[list[str]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(table.head, *cells, strict=True)]
+
+
+def _width(table: Table, cells: list[list[str]]) -> int:
+    widths = _widths(table, cells)
+    return sum(widths) + 2 * (len(widths) - 1)
+
+
 def _print_aligned(table: Table, cells: list[list[str]], stdout: TextIO) -> None:
     lines = [list(table.head), *cells]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    widths = _widths(table, cells)
     for line in lines:
         padded = (
             cell.ljust(width) if table.is_left(column) else cell.rjust(width)
@@ -84,7 +102,7 @@ def _print_coloured(table: Table, cells: list[list[str]], console: Any) -> None:
     from rich.table import Table as RichTable
     from rich.text import Text as RichText
 
-    drawn = RichTable(box=None, pad_edge=False, header_style="bold")
+    drawn = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column, name in enumerate(table.head):
         justify: Any = "left" if table.is_left(column) else "right"
         drawn.add_column(name, justify=justify, no_wrap=True)

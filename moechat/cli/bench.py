@@ -88,6 +88,10 @@ def bench(
         settings = ModelSettings.from_texts(_texts(context))
         run_synthetic(synthetic, settings, as_json=as_json, plot=plot)
         return 0
+    if synthetic is not None:
+        raise typer.BadParameter(
+            f"--synthetic and `{context.invoked_subcommand}` exclude each other"
+        )
     if any(value for name, value in context.params.items() if name != "debug"):
         raise typer.BadParameter(f"options go after `{context.invoked_subcommand}`")
     return 0

@@ -135,7 +135,8 @@ def test_the_plain_command_line_needs_no_libraries_of_the_other(run, small_olmoe
     assert (code, stderr) == (0, "") and "phases of a token" in stdout
     command = ("--synthetic", "olmoe-1b-7b", *QUICK, "--json")
     code, stdout, stderr = run(sys.executable, "-c", BLOCKED, *command)
-    assert (code, stderr) == (0, "")
+    assert code == 0 and stderr.startswith("about ") and stderr.count("\n") == 1
+    assert "GB go to " in stderr and "removed at the end" in stderr
     assert json.loads(stdout)["whole"]["moe_layers"] == 16
 
 
@@ -143,6 +144,19 @@ def test_the_plain_command_lines_errors_are_one_line(run):
     code, stdout, stderr = run(sys.executable, "-m", "moechat.bench", "kernels", "--shape", "minu")
     assert (code, stdout) == (3, "") and stderr.startswith("error: ")
     assert stderr.endswith("[model-not-found]\n") and stderr.count("\n") == 1
+
+
+def test_the_plain_command_line_survives_its_streams(run, tmp_path):
+    command = (sys.executable, "-m", "moechat.bench", *MINI[1:], "--json")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: ")
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_a_whole_model_as_json_with_a_picture(run, tmp_path):
@@ -158,6 +172,7 @@ def test_a_whole_model_as_json_with_a_picture(run, tmp_path):
         ((), 2, "--synthetic deepseek-v3"),
         (("--synthetic", "nothing"), 3, "[model-not-found]"),
         (("--synthetic", "deepseek-v3", "--layers", "59"), 2, "58 layers"),
+        (("model", "deepseek-v3"), 3, "moechat bench --synthetic deepseek-v3"),
         (("model", "nothing"), 3, "[model-not-found]"),
         (("model", "mini", "--plot", "here.jpg"), 2, ".svg"),
         (("model", "mini", "--max-context", "0"), 2, "--max-context"),
@@ -179,8 +194,10 @@ def test_help_goes_to_stdout(run, words):
     ("arguments", "code", "words"),
     [
         (("--format", "fp9"), 2, "[usage]"),
+        (("--threads", "1,,2"), 2, "beside a comma"),
+        (("--experts", "-1"), 2, "whole number from 1"),
         (("--plot", "here.jpg"), 2, ".svg"),
-        (("--isa", "neon"), 4, "neon"),
+        (("--isa", "neon"), 2, "avx512bf16"),
         (("--shape", "nothing"), 3, "[model-not-found]"),
     ],
 )

@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moechat import _native
+from moechat.bench.amounts import shown, size_text
 from moechat.bench.kernels.experts import ExpertShape
 from moechat.bench.kernels.stored_matrix import StoredMatrix, random_matrix
 from moechat.bench.machine import available_memory_bytes, last_level_cache_bytes
-from moechat.errors import DoesNotFit
+from moechat.errors import DoesNotFit, Usage
 from moechat.folders import cache_folder
 
 MATRICES = ("gate", "up", "down")
@@ -30,6 +31,7 @@ _CHUNK_BYTES = 32 << 20
 _DISK_RESERVE_BYTES = 1 << 28
 # Of the available memory: the file must stay in the page cache, beside whatever else runs.
 _MEMORY_SHARE = 0.8
+_MOVES_IT = "name another folder in TMPDIR"
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -153,7 +155,7 @@ def _write(
         raise DoesNotFit(
             "the weights to measure with cannot be written",
             error.strerror or "",
-            "Give fewer with --experts, or another folder in TMPDIR",
+            f"Give fewer with --experts, or {_MOVES_IT}",
         ) from None
     progress(total, total)
 
@@ -167,8 +169,14 @@ def _moved_along(array: NDArray[Any], turn: int) -> Iterator[memoryview]:
 
 
 def _folder() -> Path:
-    if os.environ.get("TMPDIR"):
-        return Path(tempfile.gettempdir())
+    wanted = os.environ.get("TMPDIR")
+    if wanted:
+        # Python's tempfile would silently take another one.
+        if not (os.path.isdir(wanted) and os.access(wanted, os.W_OK)):
+            raise Usage(
+                f"TMPDIR is {shown(Path(wanted))}", "there is no such folder that can be written"
+            )
+        return Path(wanted)
     folder = cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -179,17 +187,17 @@ def _folder() -> Path:
 
 def _check_room(folder: Path, num_bytes: int) -> None:
     next_step = "Give fewer with --experts"
-    what = f"{num_bytes / 1e9:.1f} GB of weights to measure with"
+    what = f"{size_text(num_bytes)} of weights to measure with"
     status = os.statvfs(folder)
     free_bytes = status.f_bavail * status.f_frsize
     if num_bytes > free_bytes - _DISK_RESERVE_BYTES:
         raise DoesNotFit(
             f"{what} do not fit the disk",
-            f"{folder} has {free_bytes / 1e9:.1f} GB free",
-            f"{next_step}, or another folder in TMPDIR",
+            f"{shown(folder)} has {size_text(free_bytes)} free",
+            f"{next_step}, or {_MOVES_IT}",
         )
     memory_bytes = available_memory_bytes()
     if num_bytes > _MEMORY_SHARE * memory_bytes:
         raise DoesNotFit(
-            f"{what} do not fit the memory", f"{memory_bytes / 1e9:.1f} GB are available", next_step
+            f"{what} do not fit the memory", f"{size_text(memory_bytes)} are available", next_step
         )

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from moechat import _native
+from moechat.bench.amounts import figure
 from moechat.bench.bursts import Burst, Spread, read_keys, regime, rounded
+from moechat.bench.doubts import unsteady_reading
+from moechat.bench.machine import thread_notes
 from moechat.bench.table import Bar, Table, Text
 
 
@@ -82,10 +85,17 @@ def kernel_text(report: dict[str, Any]) -> Text:
         f"moe_ffn of {shape['name']}: top {shape['experts_per_token']} experts of "
         f"{shape['inner']} x {shape['hidden']}, {'+'.join(kernels)}, on {machine['cpu']}",
         _table(report["rows"]),
-        f"medians of {report['settings']['bursts']} bursts; reading: plain reading with as many "
+        f"medians of {report['settings']['bursts']} bursts; READ: plain reading with as many "
         "threads, between the bursts",
-        f"largest relative difference from the reference kernels: {error:.1e}",
+        "REGIME: fast where reading reached "
+        f"{report['settings']['fast_regime_min_read_gb_per_s']:g} GB/s around every burst, slow "
+        "where around none",
+        f"largest relative difference from the reference kernels: {figure(error, 2)}",
+        "where a call's time goes, in one more burst, under profiling; imbalance: the busiest "
+        "thread over the mean",
         *map(_phases, report["rows"]),
+        *(f"note: {note}" for note in thread_notes(row["threads"] for row in report["rows"])),
+        *unsteady_reading(report["rows"]),
     ]
     cached = [
         facts["format"]
@@ -108,13 +118,13 @@ def kernel_text(report: dict[str, Any]) -> Text:
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
-    head = ("FORMAT", "THREADS", "BATCH", "MS", "GB/S", "READING", "OF READING", "REGIME")
+    head = ("FORMAT", "THREADS", "BATCH", "MS", "GB/S", "READ", "OF READING", "REGIME")
     cells = [
         (
             row["format"],
             str(row["threads"]),
             str(row["batch"]),
-            f"{row['ms_median']:.4g}",
+            figure(row["ms_median"], 4),
             f"{row['weight_gb_per_s']:.1f}",
             f"{row['read_gb_per_s']:.1f}",
             Bar(*(row["fraction_of_read" + end] for end in ("", "_min", "_max"))),
@@ -127,8 +137,8 @@ def _table(rows: list[dict[str, Any]]) -> Table:
 
 def _phases(row: dict[str, Any]) -> str:
     times = ", ".join(
-        f"{phase['phase'].removeprefix('experts.')} {phase['ms_per_call']:.3g} ms "
-        f"(imbalance {phase['imbalance']:.2f})"
+        f"{phase['phase'].removeprefix('experts.')} {100 * phase['share_of_time']:.0f} %"
+        + ("" if phase["imbalance"] is None else f" (imbalance {phase['imbalance']:.2f})")
         for phase in row["phases"]
     )
     threads = f"{row['threads']} thread{'s' * (row['threads'] != 1)}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from moechat.bench.bursts import Burst, Work, run_rounds
-from moechat.bench.machine import available_memory_bytes, machine_facts
+from moechat.bench.machine import available_memory_bytes, machine_facts, thread_notes
 from moechat.bench.model.probes import DecodeProbe, PrefillProbe, growing
 from moechat.bench.model.report import bytes_facts, decode_row, prefill_row, sampling_rows
 from moechat.bench.model.weight_bytes import of_files
@@ -16,6 +16,8 @@ from moechat.bench.reading import Reader, populate
 from moechat.bench.settings import ModelSettings
 from moechat.bench.status_line import Show
 from moechat.engine.engine import Engine
+from moechat.errors import ModelNotFound
+from moechat.registry import load_registry
 from moechat.weights.mapped import map_file
 
 _FIRST_PROMPT, _FIRST_CONTEXT = 128, 1024
@@ -29,7 +31,7 @@ Rows = list[dict[str, Any]]
 def measure_model(source: str, settings: ModelSettings, show: Show) -> dict[str, Any]:
     """A registry name, a folder or a GGUF file; the report. Raises as Engine.open does."""
     show(f"opening {source}")
-    with Engine.open(source, threads=settings.threads) as engine:
+    with _open(source, settings.threads) as engine:
         files = engine.model.files
         num_bytes = of_files(files.path)
         turns = Turns([engine], files.weight_files, [num_bytes.total], settings, show)
@@ -41,6 +43,18 @@ def measure_model(source: str, settings: ModelSettings, show: Show) -> dict[str,
             "decode": [decode_row(n, bursts[0], rows) for n, bursts, rows in turns.decode()],
             "sampling": sampling_rows(engine.spec.vocab_size),
         }
+
+
+def _open(source: str, threads: int | None) -> Engine:
+    try:
+        return Engine.open(source, threads=threads)
+    except ModelNotFound as error:
+        entry = load_registry().entries.get(source, {})
+        if "geometry" not in entry or "config" not in entry:
+            raise
+        without = f"`moechat bench --synthetic {source}` needs no weights"
+        step = f"{error.next_step}; {without}" if error.next_step else without
+        raise ModelNotFound(error.what, error.why, step) from None
 
 
 class Turns:
@@ -60,7 +74,15 @@ class Turns:
     ) -> None:
         self._engines, self._token_bytes = engines, token_bytes
         self._repetitions, self._show = settings.repetitions, show
-        self._longest = min(settings.max_context, engines[-1].context_tokens)
+        limit = engines[-1].context_tokens
+        self._longest = min(settings.max_context, limit)
+        self._notes = []
+        if settings.max_context > limit:
+            self._notes.append(
+                f"--max-context {settings.max_context:,} is more than the model's {limit:,} tokens"
+                f": measured up to {limit:,}"
+            )
+        self._notes += thread_notes([engines[-1].threads])
         files = list(files)
         pools = {engines[0].threads: engines[0].pool}
         self._reader = Reader([map_file(path) for path in files], pools, _READ_SECONDS)
@@ -77,6 +99,7 @@ class Turns:
             "instruction_set": engine.instruction_set,
             "compute": engine.compute,
             "repetitions": self._repetitions,
+            "notes": self._notes,
             "pages_mapped_before": self._pages_mapped,
             **machine_facts(),
         }

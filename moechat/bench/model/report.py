@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from moechat.bench.amounts import figure, size_text
 from moechat.bench.bursts import Burst, Spread, Work, read_keys
+from moechat.bench.doubts import unsteady_reading
 from moechat.bench.model.probes import sampling_seconds
 from moechat.bench.model.weight_bytes import TokenBytes
 from moechat.bench.table import Bar, Table, Text
 
 _REFERENCE_VOCAB = 129_280  # DeepSeek-V3's: sampling is wanted within 0.3 ms there
-_UNSTEADY = 1.5  # memory this many times faster at one time than at another
 _LEAST_SHARE = 0.005  # of phases that the text names
 _RATE_HEAD = ("TOK/S", "MIN", "MAX")
 
@@ -82,28 +83,26 @@ def model_text(report: dict[str, Any]) -> Text:
 
 def facts(report: dict[str, Any]) -> list[str]:
     """What the tables do not say, one fact a line."""
-    sizes, row = report["bytes"], report["decode"][0]
+    sizes, row, bursts = report["bytes"], report["decode"][0], report["repetitions"]
+    least, most = (ms(row[f"fixed_seconds_per_token_{end}"]) for end in ("min", "max"))
+    fixed_range = f" ({least} to {most})" if bursts > 1 else ""
     text = [
         f"{report['model']}: {report['threads']} threads, {report['instruction_set']}, "
-        f"{report['machine']['cpu'] or 'unknown processor'}; medians of "
-        f"{report['repetitions']} bursts",
-        f"bytes a token: {_gb(sizes['weight_bytes_per_token'])} of weights, "
-        f"{_gb(sizes['routed_bytes_per_token'])} of them routed experts, "
-        f"{_gb(sizes['head_bytes_per_token'])} the head",
-        f"fixed cost a token: {ms(row['fixed_seconds_per_token_median'])} ms "
-        f"({ms(row['fixed_seconds_per_token_min'])} to {ms(row['fixed_seconds_per_token_max'])}), "
+        f"{report['machine']['cpu'] or 'unknown processor'}; "
+        + (f"medians of {bursts} bursts" if bursts > 1 else "one burst a figure"),
+        f"bytes a token: {size_text(sizes['weight_bytes_per_token'])} of weights, "
+        f"{size_text(sizes['routed_bytes_per_token'])} of them routed experts, "
+        f"{size_text(sizes['head_bytes_per_token'])} the head",
+        f"fixed cost a token: {ms(row['fixed_seconds_per_token_median'])} ms{fixed_range}, "
         f"all but weight bytes at reading speed, context {row['context_tokens']:,}",
+        *(f"note: {note}" for note in report["notes"]),
+        *unsteady_reading(report["decode"]),
     ]
-    slow = min(row["read_gb_per_s_min"] for row in report["decode"])
-    fast = max(row["read_gb_per_s_max"] for row in report["decode"])
-    if fast > _UNSTEADY * slow:
-        text.append(
-            f"plain reading went from {slow:.3g} to {fast:.3g} GB/s meanwhile: something else uses "
-            "this machine, and the figures are rough; ratios to reading suffer least"
-        )
     for row in report["sampling"]:
+        whose = " (DeepSeek's vocabulary)" if row["vocab_tokens"] == _REFERENCE_VOCAB else ""
         text.append(
-            f"sampling a token of {row['vocab_tokens']:,}: {ms(row['seconds_per_token_median'])} ms"
+            f"sampling a token of {row['vocab_tokens']:,}{whose}: "
+            f"{ms(row['seconds_per_token_median'])} ms"
         )
     return text
 
@@ -117,8 +116,8 @@ def tables(report: dict[str, Any]) -> list[Table]:
             f"{row['context_tokens']:,}",
             *rate_cells(row),
             ms(row["fixed_seconds_per_token_median"]),
-            f"{row['weight_gb_per_s']:.3g}",
-            f"{row['read_gb_per_s']:.3g}",
+            figure(row["weight_gb_per_s"]),
+            figure(row["read_gb_per_s"]),
             Bar(row["fraction_of_read"]),
         )
         for row in decode
@@ -135,7 +134,7 @@ def tables(report: dict[str, Any]) -> list[Table]:
 def prefill_table(title: str, rows: Sequence[dict[str, Any]]) -> Table:
     """Rates of prompts."""
     cells = [
-        (f"{row['prompt_tokens']:,}", *rate_cells(row), f"{row['seconds_median']:.4g}")
+        (f"{row['prompt_tokens']:,}", *rate_cells(row), figure(row["seconds_median"], 4))
         for row in rows
     ]
     return Table(title, ("PROMPT", *_RATE_HEAD, "SECONDS"), cells)
@@ -146,9 +145,9 @@ def _phase_table(title: str, phases: list[dict[str, Any]], unit: str) -> Table:
     cells: list[tuple[str | Bar, ...]] = [
         (
             phase["phase"],
-            f"{phase[f'ms_per_{unit}']:.3g}",
-            f"{phase[f'open_ms_per_{unit}']:.3g}",
-            f"{phase['imbalance']:.2f}",
+            figure(phase[f"ms_per_{unit}"]),
+            figure(phase[f"open_ms_per_{unit}"]),
+            "-" if phase["imbalance"] is None else f"{phase['imbalance']:.2f}",
             Bar(phase["share_of_time"]),
         )
         for phase in phases
@@ -161,17 +160,13 @@ def _phase_table(title: str, phases: list[dict[str, Any]], unit: str) -> Table:
 
 
 def rate_cells(row: dict[str, Any]) -> tuple[str, str, str]:
-    """Below TOK/S, MIN and MAX."""
-    median, least, greatest = (
-        f"{row[f'tokens_per_second_{end}']:.4g}" for end in ("median", "min", "max")
-    )
-    return median, least, greatest
+    """Below TOK/S, MIN and MAX; a single burst has no range."""
+    median, least, greatest = (row[f"tokens_per_second_{end}"] for end in ("median", "min", "max"))
+    if least == greatest:
+        return figure(median, 4), "-", "-"
+    return figure(median, 4), figure(least, 4), figure(greatest, 4)
 
 
 def ms(seconds: float | None) -> str:
     """Milliseconds."""
-    return "-" if seconds is None else f"{1e3 * seconds:.3g}"
-
-
-def _gb(num_bytes: float) -> str:
-    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.2f} MB"
+    return "-" if seconds is None else figure(1e3 * seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from moechat.bench.amounts import cache_variable, size_text
 from moechat.bench.synthetic.config import Shape
 from moechat.bench.synthetic.tensors import Recipe, Sizes, least_experts
 from moechat.errors import DoesNotFit, Usage
@@ -109,7 +110,7 @@ def _does_not_fit(
     plural = "s" if layers != 1 else ""
     return DoesNotFit(
         f"{layers} layer{plural} of {whole.name} with {experts} experts do not fit",
-        f"{num_bytes / 1e9:.2f} GB are needed, {room.ram_bytes / 1e9:.2f} GB of memory and "
-        f"{room.disk_bytes / 1e9:.2f} GB of disk are free",
-        "Fewer --layers or --experts need less",
+        f"{size_text(num_bytes)} are needed, {size_text(room.ram_bytes)} of memory and "
+        f"{size_text(room.disk_bytes)} of disk are free",
+        f"Fewer --layers or --experts need less; {cache_variable()} names another disk",
     )

@@ -10,12 +10,14 @@ import contextlib
 import errno
 import fcntl
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from moechat.bench.amounts import cache_variable, shown, size_text
 from moechat.bench.synthetic.config import Shape, config_of
 from moechat.bench.synthetic.tensors import Part, Recipe, by_file, stored_parts, total_bytes
 from moechat.bench.synthetic.weights import RandomBytes, write_safetensors
@@ -91,9 +93,9 @@ def _build(path: Path, shape: Shape, recipe: Recipe, progress: Progress) -> None
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise DoesNotFit(
-            f"the disk is full: {path.parent}",
-            f"{done / 1e9:.2f} of {num_bytes / 1e9:.2f} GB were written",
-            "Fewer --layers or --experts need less",
+            f"the disk is full: {shown(path.parent)}",
+            f"{size_text(done)} of {size_text(num_bytes)} were written",
+            f"Fewer --layers or --experts need less; {cache_variable()} names another folder",
         ) from None
 
 
@@ -111,9 +113,20 @@ def _write_json_files(folder: Path, shape: Shape, recipe: Recipe, parts: list[Pa
 def _locked(folder: Path) -> Iterator[None]:
     """``folder`` is in use; of the root: nobody else makes or removes folders in it meanwhile."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / _LOCK).open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        lock = _open_lock(folder)
+    except OSError:
+        # A full disk, or something else of that name: that must not keep us from making room.
+        lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(lock)
+
+
+def _open_lock(folder: Path) -> int:
+    return os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
 
 
 def make_room() -> int:
@@ -121,12 +134,25 @@ def make_room() -> int:
     root = synthetic_root()
     with _locked(root):
         for path in root.iterdir():
-            if path.is_dir() and not path.is_symlink():
-                with (path / _LOCK).open("w") as file, contextlib.suppress(BlockingIOError):
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    _remove(path)
+            # One that is locked, or somebody else's, or odd, is left alone.
+            with contextlib.suppress(OSError):
+                if path.is_dir() and not path.is_symlink():
+                    _remove_unlocked(path)
     return shutil.disk_usage(root).free
 
 
+def _remove_unlocked(path: Path) -> None:
+    lock = _open_lock(path)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _remove(path)
+    finally:
+        os.close(lock)
+
+
 def _remove(path: Path) -> None:
-    shutil.rmtree(path, ignore_errors=True)
+    try:
+        shutil.rmtree(path, ignore_errors=True)
+    except BaseException:  # Ctrl-C or the like meanwhile
+        shutil.rmtree(path, ignore_errors=True)
+        raise

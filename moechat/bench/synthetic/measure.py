@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from moechat.bench.amounts import figure, shown
 from moechat.bench.bursts import Spread
 from moechat.bench.machine import available_memory_bytes
 from moechat.bench.model.measure import Turns
@@ -16,7 +17,12 @@ from moechat.bench.status_line import Show, written_bytes
 from moechat.bench.synthetic.config import Shape
 from moechat.bench.synthetic.cut import Room, plan_cut
 from moechat.bench.synthetic.extrapolate import at_one_speed, extrapolate
-from moechat.bench.synthetic.folder import SyntheticModel, make_room, synthetic_model
+from moechat.bench.synthetic.folder import (
+    SyntheticModel,
+    make_room,
+    synthetic_model,
+    synthetic_root,
+)
 from moechat.bench.synthetic.report import whole_decode_row, whole_prefill_row
 from moechat.bench.synthetic.tensors import Recipe, stored_parts, total_bytes
 from moechat.engine.engine import Engine
@@ -25,12 +31,21 @@ _LEAST_VOCAB = 64
 _VOCAB_SHARE = 64  # the small vocabulary is so many times smaller
 
 
-def measure_synthetic(name: str, settings: ModelSettings, show: Show) -> dict[str, Any]:
-    """Build, measure, remove; the report. Raises ModelNotFound, Usage or DoesNotFit."""
+def measure_synthetic(
+    name: str, settings: ModelSettings, show: Show, say: Show = lambda line: None
+) -> dict[str, Any]:
+    """Build, measure, remove; the report. Raises ModelNotFound, Usage or DoesNotFit.
+
+    ``say`` is told what will be written where.
+    """
     whole = Shape.of_entry(name, model_entry(name))
     recipe = Recipe.of(whole, settings.format)
     room = Room(ram_bytes=available_memory_bytes(), disk_bytes=make_room())
     cut = plan_cut(whole, recipe, settings.layers, settings.experts, room)
+    say(
+        f"about {figure(cut.num_bytes / 1e9, 2)} GB go to {shown(synthetic_root())}, removed at the end; "
+        "--layers and --experts make it smaller"
+    )
     progress = written_bytes(show, "writing random weights")
     with synthetic_model(cut.shape, recipe, progress) as model, ExitStack() as stack:
         shapes = part_shapes(model.shape)
@@ -42,12 +57,13 @@ def measure_synthetic(name: str, settings: ModelSettings, show: Show) -> dict[st
         files = {path.resolve() for path in model.path.rglob("*.safetensors")}
         parts_bytes = [_bytes_of(shape, recipe).total for shape in shapes]
         turns = Turns(engines, sorted(files), parts_bytes, settings, show)
+        frame = turns.frame(name)
         return {
-            **turns.frame(name),
+            **frame,
+            "notes": [*cut.notes, *frame["notes"]],
             "synthetic": True,
             "format": recipe.label,
             "built": _facts(model.shape, recipe),
-            "notes": list(cut.notes),
             "bytes": bytes_facts(_bytes_of(model.shape, recipe)),
             **_measure(turns, model, whole, shapes, engines),
             "sampling": sampling_rows(model.shape.vocab),
@@ -79,7 +95,7 @@ def part_shapes(built: Shape) -> list[Shape]:
 
 def counts_of(shape: Shape, vocab: int, head: bool = True) -> dict[str, float]:
     """How many of each part a model has; ``vocab`` is the one whose head counts as 1."""
-    counts: dict[str, float] = {"fixed": 1.0}
+    counts: dict[str, float] = {"outside_layers": 1.0}
     if head:
         counts["head"] = shape.vocab / vocab
     if shape.geometry["num_dense_layers"]:

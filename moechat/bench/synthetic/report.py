@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from moechat.bench.amounts import figure, size_text
 from moechat.bench.bursts import rounded
+from moechat.bench.doubts import disagreeing_parts
 from moechat.bench.model.report import (
     facts,
     ms,
@@ -23,7 +25,7 @@ _PARTS = {
     "moe_layer": "MOE LAYER",
     "dense_layer": "DENSE LAYER",
     "head": "HEAD",
-    "fixed": "FIXED",
+    "outside_layers": "OUTSIDE",
 }
 
 
@@ -40,7 +42,7 @@ def whole_decode_row(
             **rate_keys(1, fit.whole),
             "weight_gb_per_s": rounded(num_bytes.total / fit.whole.median / 1e9),
             "fraction_of_read": rounded(at_reading_speed / fit.whole.median),
-            "fixed_seconds_per_token": rounded(fit.whole.median - at_reading_speed),
+            "beyond_reading_seconds_per_token": rounded(fit.whole.median - at_reading_speed),
         },
     }
 
@@ -69,12 +71,12 @@ def synthetic_text(report: dict[str, Any]) -> Text:
         *facts(report),
         f"built, with random weights in {report['format']}: {built['dense_layers']} of "
         f"{whole['dense_layers']} dense layers and {built['moe_layers']} of "
-        f"{whole['moe_layers']} layers with experts, {built['size_bytes'] / 1e9:.2f} GB",
-        *(f"note: {note}" for note in report["notes"]),
-        f"the whole model: {whole['size_bytes'] / 1e9:.1f} GB, "
-        f"{whole['bytes']['weight_bytes_per_token'] / 1e9:.2f} GB a token, "
-        f"{whole['bytes']['routed_bytes_per_token'] / 1e9:.2f} GB of them routed experts",
+        f"{whole['moe_layers']} layers with experts, {size_text(built['size_bytes'])}",
+        f"the whole model: {size_text(whole['size_bytes'])}, "
+        f"{size_text(whole['bytes']['weight_bytes_per_token'])} a token, "
+        f"{size_text(whole['bytes']['routed_bytes_per_token'])} of them routed experts",
     ]
+    text += disagreeing_parts(report)
     if whole["size_bytes"] > memory_bytes:
         text.append(
             "extrapolated figures hold for a machine like this one with memory for all of it; "
@@ -99,7 +101,7 @@ def _whole_tables(name: str, whole: dict[str, Any]) -> list[Table]:
             f"{row['context_tokens']:,}",
             *rate_cells(row["extrapolated"]),
             ms(row["extrapolated"]["seconds_per_token_median"]),
-            f"{row['extrapolated']['weight_gb_per_s']:.3g}",
+            figure(row["extrapolated"]["weight_gb_per_s"]),
             Bar(row["extrapolated"]["fraction_of_read"]),
         )
         for row in whole["decode"]
@@ -107,7 +109,8 @@ def _whole_tables(name: str, whole: dict[str, Any]) -> list[Table]:
     prefill = [row | row["extrapolated"] for row in whole["prefill"]]
     return [
         Table(
-            "measured: milliseconds a token of one of each part, by differences between cuts",
+            "measured: milliseconds a token of one of each part, by differences between cuts;\n"
+            "OUTSIDE: what is neither in a layer nor the head",
             ("CONTEXT", *_PARTS.values()),
             parts,
         ),

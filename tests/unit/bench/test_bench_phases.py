@@ -25,12 +25,14 @@ class Pool:
         even = usual | {"phase": "experts.down", "busy_seconds": 0.08, "longest_seconds": 0.02}
         alone = usual | {"phase": "other", "busy_seconds": 0.02, "longest_seconds": 0.02}
         nothing = usual | {"phase": "experts.sum", "busy_seconds": 0.0, "longest_seconds": 0.0}
-        return [even, alone, nothing]
+        serial = nothing | {"phase": "router"}
+        nothing["open_seconds"] = 0.0
+        return [even, alone, nothing, serial]
 
 
 def test_times_are_per_call_and_imbalance_is_over_the_mean():
     pool = Pool()
-    down, other = phase_rows(lambda: Work(2, 0.06, 0.0, 0), pool, "prompt", "prefill")
+    down, other, router = phase_rows(lambda: Work(2, 0.06, 0.0, 0), pool, "prompt", "prefill")
     assert pool.profiling == [True, False]
     assert (down["phase"], down["tasks_per_prompt"], down["ms_per_prompt"]) == (
         ("experts.down", 6, 10)
@@ -38,6 +40,8 @@ def test_times_are_per_call_and_imbalance_is_over_the_mean():
     assert (down["open_ms_per_prompt"], down["imbalance"]) == (2, 1)
     assert down["share_of_time"] == 0.4  # 24 of 60 ms
     assert (other["phase"], other["imbalance"]) == ("other", 4)
+    assert (router["phase"], router["imbalance"]) == ("router", None)
+    assert router["open_ms_per_prompt"] == 2
 
 
 def test_profiling_ends_with_an_error_too():

@@ -31,11 +31,13 @@ def row(fraction):
         "ms_median": 7.123,
         "weight_gb_per_s": 49.47,
         "read_gb_per_s": 70.0,
+        "read_gb_per_s_min": 66.0,
+        "read_gb_per_s_max": 72.0,
         "fraction_of_read": fraction,
         "fraction_of_read_min": fraction - 0.1,
         "fraction_of_read_max": fraction + 0.1,
         "regime": "fast",
-        "phases": [{"phase": "experts.gate_up", "ms_per_call": 4.5, "imbalance": 1.03}],
+        "phases": [{"phase": "experts.gate_up", "share_of_time": 0.62, "imbalance": 1.03}],
     }
 
 
@@ -44,7 +46,7 @@ def report():
     return {
         "shape": {"name": "mini", "hidden": 384, "inner": 128, "experts_per_token": 4},
         "machine": {"cpu": "CPU", "load_average_1_minute": 0.5, "usable_cpus": 2},
-        "settings": {"bursts": 7},
+        "settings": {"bursts": 7, "fast_regime_min_read_gb_per_s": 65.0},
         "weights": [
             {
                 "format": "fp8",
@@ -77,7 +79,7 @@ def test_a_pipe_gets_aligned_text_without_escapes(report):
     )
     assert "########## 1.02" in second
     assert first.index("#") == second.index("#") == heading.index("OF READING")
-    assert "gate_up 4.5 ms (imbalance 1.03)" in text and "3.2e-07" in text
+    assert "gate_up 62 % (imbalance 1.03)" in text and "0.00000032" in text
 
 
 def test_a_terminal_gets_colour_unless_it_declines(report, monkeypatch):
@@ -95,12 +97,24 @@ def test_a_terminal_gets_colour_unless_it_declines(report, monkeypatch):
         ("machine", "load_average_1_minute", 2.5, "other programs were busy"),
         ("weights", "file_over_last_level_cache", 0.5, "caches could hold"),
         ("weights", "major_page_faults", 3, "came from disk"),
+        ("rows", "read_gb_per_s_min", 40.0, "plain reading with 2 threads went from 40 to 72"),
+        ("rows", "threads", 4096, "4096 threads share"),
     ],
 )
 def test_what_spoils_figures_is_told(report, part, key, value, words):
     assert words not in printed(report, Pipe())
-    (report[part][0] if part == "weights" else report[part])[key] = value
+    (report[part] if part == "machine" else report[part][0])[key] = value
     assert words in printed(report, Pipe())
+
+
+@pytest.mark.parametrize("colour", ["", "1"])
+def test_a_narrow_terminal_loses_the_bars_and_no_figure(report, monkeypatch, colour):
+    monkeypatch.setenv("NO_COLOR", colour)
+    for columns in (60, 20):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", printed(report, Terminal()))
+        assert "█" not in plain and "░" not in plain and "…" not in plain
+        assert re.search(r"fp8 +2 +1 +7.123 +49.5 +70.0 +0.71 \(0.61-0.81\) +fast", plain)
 
 
 def test_columns_are_aligned_and_titles_stand_above():

@@ -105,8 +105,14 @@ def test_a_full_disk_and_a_full_memory_are_told_before_anything_is_written(folde
 
 
 def test_a_shape_of_any_size_is_refused_before_a_matrix_is_made(folder):
-    with pytest.raises(DoesNotFit, match=r"13194\.1 GB"):
+    with pytest.raises(DoesNotFit, match=r"13194\.14 GB"):
         map_experts("fp8", ExpertShape("huge", 1 << 20, 1 << 20, 8), None, silent)
+
+
+def test_a_tmpdir_that_does_not_exist_is_named(monkeypatch):
+    monkeypatch.setenv("TMPDIR", "/no/such/folder")
+    with pytest.raises(Usage, match="TMPDIR is /no/such/folder"):
+        map_experts("fp8", SHAPE, 4, silent)
 
 
 def test_a_write_that_fails_is_named_and_leaves_nothing(folder, monkeypatch):

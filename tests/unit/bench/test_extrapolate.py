@@ -6,10 +6,11 @@ import pytest
 from tiny_shapes import real
 
 from moechat.bench.bursts import Burst, Reading, Work
+from moechat.bench.doubts import disagreeing_parts
 from moechat.bench.synthetic.extrapolate import at_one_speed, extrapolate, solve
 from moechat.bench.synthetic.measure import counts_of, part_shapes
 
-TRUE = {"fixed": 0.002, "head": 0.04, "dense_layer": 0.015, "moe_layer": 0.012}
+TRUE = {"outside_layers": 0.002, "head": 0.04, "dense_layer": 0.015, "moe_layer": 0.012}
 
 
 def seconds(counts, true=TRUE, factor=1.0):
@@ -25,7 +26,7 @@ def test_parts_and_whole_are_recovered_exactly_without_noise():
     counts = v3()
     assert solve(counts, list(map(seconds, counts))) == pytest.approx(TRUE)
     whole = counts_of(real("deepseek-v3"), 129280)
-    assert whole == {"fixed": 1, "head": 1, "dense_layer": 3, "moe_layer": 58}
+    assert whole == {"outside_layers": 1, "head": 1, "dense_layer": 3, "moe_layer": 58}
     fit = extrapolate(counts, [list(map(seconds, counts))], whole)
     # 2 ms + 40 ms + 3 x 15 ms + 58 x 12 ms by hand.
     assert fit.whole.median == pytest.approx(0.783)
@@ -37,7 +38,7 @@ def test_models_without_dense_layers_too():
     shapes = part_shapes(built)
     assert [shape.moe_layers for shape in shapes] == [2, 4, 4]
     counts = [counts_of(shape, built.vocab) for shape in shapes]
-    true = {"fixed": 0.001, "head": 0.02, "moe_layer": 0.003}
+    true = {"outside_layers": 0.001, "head": 0.02, "moe_layer": 0.003}
     assert solve(counts, [seconds(one, true) for one in counts]) == pytest.approx(true)
 
 
@@ -57,6 +58,45 @@ def test_medians_ignore_one_disturbed_round_and_the_range_shows_it():
     fit = extrapolate(counts, [quiet, disturbed, quiet], TRUE.fromkeys(TRUE, 1))
     assert fit.parts["moe_layer"].median == pytest.approx(0.012)
     assert fit.parts["moe_layer"].max > 0.4
+
+
+def report(heads, layers, head_phase=None):
+    phases = [{"phase": "head", "ms_per_token": head_phase}] if head_phase else []
+    return {
+        "decode": [{"phases": phases} for _ in heads],
+        "whole": {
+            "dense_layers": 0,
+            "moe_layers": 10,
+            "decode": [
+                {
+                    "measured": {
+                        "outside_layers_seconds_per_token_median": 0.0001 * i,
+                        "head_seconds_per_token_median": head,
+                        "moe_layer_seconds_per_token_median": layer,
+                    },
+                    "extrapolated": {"seconds_per_token_median": head + 10 * layer},
+                }
+                for i, (head, layer) in enumerate(zip(heads, layers))
+            ],
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("heads", "layers", "head_phase", "words"),
+    [
+        ((0.1, 0.12), (0.05, 0.09), 90, []),  # attention grows with the context
+        ((0.1, 0.2), (0.05, 0.05), None, ["head takes 100, 200 ms"]),
+        ((0.1, 0.1), (0.09, 0.05), None, ["moe layer takes 90, 50 ms"]),
+        ((0.298, 0.298), (0.05, 0.05), 175, ["head takes 298, 175 ms by differences"]),
+        ((0.001, 0.003), (0.05, 0.05), None, []),  # too small to matter
+    ],
+)
+def test_parts_that_contradict_each_other_are_told(heads, layers, head_phase, words):
+    warnings = disagreeing_parts(report(heads, layers, head_phase))
+    assert len(warnings) == len(words)
+    for warning, part in zip(warnings, words):
+        assert part in warning
 
 
 def test_nothing_takes_less_than_no_time():

@@ -1,0 +1,54 @@
+"""The line on stderr: it ticks while it stands, and a closed terminal does not matter."""
+
+from __future__ import annotations
+
+import io
+import time
+
+from moechat.bench import status_line
+from moechat.bench.amounts import figure, size_text
+from moechat.bench.status_line import StatusLine
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+class Closed(Terminal):
+    def write(self, text):
+        raise OSError(5, "Input/output error")
+
+
+def test_a_line_that_stands_shows_its_seconds(monkeypatch):
+    monkeypatch.setattr(status_line, "_TICK_SECONDS", 0.05)
+    stderr = Terminal()
+    with StatusLine(stderr) as line:
+        line.show("decode")
+        deadline = time.monotonic() + 10
+        while "decode (1 s)" not in stderr.getvalue():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    shown = stderr.getvalue()
+    assert shown.endswith("\r") and shown.split("\r")[-2].strip() == ""
+
+
+def test_pipes_get_what_is_said_and_nothing_else():
+    stderr = io.StringIO()
+    with StatusLine(stderr) as line:
+        line.show("decode")
+        line.say("this stays")
+    assert stderr.getvalue() == "this stays\n"
+
+
+def test_a_closed_terminal_is_survived():
+    with StatusLine(Closed()) as line:
+        line.show("decode")
+        line.say("more")
+
+
+def test_amounts_have_no_exponents_and_sizes_fit():
+    assert [figure(value) for value in (6284.2, 0.0000123, 0.0, 30.44, 1.0)] == (
+        ["6284", "0.0000123", "0", "30.4", "1"]
+    )
+    assert (size_text(2.5e9), size_text(14.25e6)) == ("2.50 GB", "14.25 MB")
