@@ -43,8 +43,8 @@ def measure_synthetic(
     room = Room(ram_bytes=available_memory_bytes(), disk_bytes=make_room())
     cut = plan_cut(whole, recipe, settings.layers, settings.experts, room)
     say(
-        f"about {figure(cut.num_bytes / 1e9, 2)} GB go to {shown(synthetic_root())}, removed at the end; "
-        "--layers and --experts make it smaller"
+        f"about {figure(cut.num_bytes / 1e9, 2)} GB go to {shown(synthetic_root())}, "
+        "removed at the end; --layers and --experts make it smaller"
     )
     progress = written_bytes(show, "writing random weights")
     with synthetic_model(cut.shape, recipe, progress) as model, ExitStack() as stack:
