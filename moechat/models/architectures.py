@@ -122,7 +122,11 @@ def tensor_table(spec: ModelSpec, config: dict[str, Any]) -> list[TensorSpec]:
 
 
 def draft_tensor_table(spec: ModelSpec, config: dict[str, Any]) -> list[TensorSpec] | None:
-    """Every tensor of the first multi-token-prediction layer; None where it is not implemented."""
+    """Every tensor of the first multi-token-prediction layer.
+
+    None: the architecture's folder has no such table, and stored_draft_table refuses speculation
+    with a message that names the architecture.
+    """
     module = _module(spec.architecture, "tensors")
     if not hasattr(module, "draft_tensor_table"):
         return None

@@ -9,6 +9,16 @@ from reference import Variant, Weight, activations, product, random_weight
 from shapes import Shape
 from tolerances import COSINE_DISTANCE, product_bound
 
+# Kinds of weights and of activations that are hard together.
+DIFFICULT = [
+    ("normal", "small"),
+    ("heavy", "heavy"),
+    ("spike", "normal"),
+    ("normal", "spike"),
+    ("normal", "zeros"),
+    ("subnormal", "small"),
+]
+
 
 @cache
 def case(shape: Shape, variant: Variant, kind: str = "normal") -> Weight:

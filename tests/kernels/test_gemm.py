@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from formats import FP8_VALUES, bf16_bits, bf16_values
-from products import case, check
+from products import DIFFICULT, case, check
 from reference import FP8, VARIANTS, Variant, activations, make_weight, with_nan, with_scales
 from shapes import Shape
 from tolerances import SMALLEST_NORMAL
@@ -39,16 +39,6 @@ def test_products_match_float64(isa: str, variant: Variant) -> None:
 @pytest.mark.parametrize("variant", [FP8, Variant("q4_k"), Variant("bf16")], ids=str)
 def test_more_outputs_than_fit_at_a_time(isa: str, variant: Variant) -> None:
     check(Shape("tall", 1100, 40), variant, "gemm", "bf16", 270)
-
-
-DIFFICULT = [
-    ("normal", "small"),
-    ("heavy", "heavy"),
-    ("spike", "normal"),
-    ("normal", "spike"),
-    ("normal", "zeros"),
-    ("subnormal", "small"),
-]
 
 
 @BY_VARIANT

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from formats import FP8_VALUES
-from products import case, check, num_inputs
+from products import DIFFICULT, case, check, num_inputs
 from reference import (
     BF16,
     F32,
@@ -54,16 +54,6 @@ def test_every_number_of_rows(isa: str, variant: Variant) -> None:
     for kernel in KERNELS:
         for num_rows in range(1, 17) if kernel == "gemv" else GEMM_ROWS:
             check(shape, variant, kernel, COMPUTES[num_rows % 2], num_rows)
-
-
-DIFFICULT = [
-    ("normal", "small"),
-    ("heavy", "heavy"),
-    ("spike", "normal"),
-    ("normal", "spike"),
-    ("normal", "zeros"),
-    ("subnormal", "small"),
-]
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)

@@ -208,17 +208,6 @@ constexpr int kBlockScales = 16;
       _mm256_cvtepi8_epi32(_mm_cvtsi64_si128(static_cast<long long>(bytes))));
   _mm256_storeu_ps(dst, _mm256_mul_ps(values, _mm256_set1_ps(factor)));
 }
-// 6-bit scales and minima of the eight sub-blocks, a byte each.
-struct KCodes {
-  uint64_t scales, minima;
-};
-[[gnu::always_inline]] inline KCodes k_codes(const uint8_t* block) {
-  const uint32_t a = load_u32(block + 4), b = load_u32(block + 8), c = load_u32(block + 12);
-  const uint32_t last_scales = (c & 0x0f0f0f0fu) | (a >> 2 & 0x30303030u);
-  const uint32_t last_minima = (c >> 4 & 0x0f0f0f0fu) | (b >> 2 & 0x30303030u);
-  return {(a & 0x3f3f3f3fu) | uint64_t{last_scales} << 32,
-          (b & 0x3f3f3f3fu) | uint64_t{last_minima} << 32};
-}
 [[gnu::always_inline]] inline void k_scales(const uint8_t* block, float* dst) {
   const KCodes codes = k_codes(block);
   store_eight(codes.scales, f16_at(block), dst);

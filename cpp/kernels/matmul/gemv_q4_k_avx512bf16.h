@@ -12,8 +12,9 @@
 #include <cstring>
 
 #include "common/number_formats.h"
-#include "kernels/matmul/matmul.h"
 #include "kernels/matmul/gemv_nibbles_avx512bf16.h"
+#include "kernels/matmul/k_codes.h"
+#include "kernels/matmul/matmul.h"
 #include "kernels/matmul/nibbles_avx512bf16.h"
 
 namespace moechat {
@@ -54,12 +55,9 @@ struct NibblesQ4K {
 
 // Scales and negated minima of a block, each times the block's own, which is exact.
 [[gnu::always_inline]] inline void q4_k_scales(const uint8_t* block, float* dst) {
-  const uint32_t a = load_u32(block + 4), b = load_u32(block + 8), c = load_u32(block + 12);
-  const uint32_t last_scales = (c & 0x0f0f0f0fu) | (a >> 2 & 0x30303030u);
-  const uint32_t last_minima = (c >> 4 & 0x0f0f0f0fu) | (b >> 2 & 0x30303030u);
-  const __m128i codes = _mm_set_epi32(
-      static_cast<int>(last_minima), static_cast<int>(b & 0x3f3f3f3fu),
-      static_cast<int>(last_scales), static_cast<int>(a & 0x3f3f3f3fu));
+  const KCodes own_codes = k_codes(block);
+  const __m128i codes = _mm_set_epi64x(static_cast<long long>(own_codes.minima),
+                                       static_cast<long long>(own_codes.scales));
   uint32_t halves;
   std::memcpy(&halves, block, 4);
   const __m128 own = _mm_cvtph_ps(_mm_cvtsi32_si128(static_cast<int>(halves)));  // d, dmin

@@ -7,6 +7,7 @@
 
 #include "common/matrix_view.h"
 #include "common/number_formats.h"
+#include "kernels/matmul/k_codes.h"
 
 namespace moechat {
 namespace matmul_avx2 {

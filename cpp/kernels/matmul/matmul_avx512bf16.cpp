@@ -162,14 +162,13 @@ void gemv_nibbles(const MatrixView& w, int64_t row_begin, int64_t row_end, const
       prepare_step<Nibbles>(x[r] + col, w.cols - col < kStep ? w.cols - col : kStep, input);
   const NibbleScales order = nibble_scales(w);
   for_rows(w, row_begin, row_end, scratch, [&](int64_t row, auto rows) {
-    NibbleTile<Nibbles, rows.value> tile{
-        w,
-        row,
-        scratch.inputs,
-        num_rows,
-        scratch.scales,
-        scratch.scale_stride,
-        scratch.next(w, row, rows.value, row_end)};
+    NibbleTile<Nibbles, rows.value> tile{w,
+                                         row,
+                                         scratch.inputs,
+                                         num_rows,
+                                         scratch.scales,
+                                         scratch.scale_stride,
+                                         scratch.next(w, row, rows.value, row_end)};
     if (num_rows == 1)
       tile.template run<true>(order, y);
     else
