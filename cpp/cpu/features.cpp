@@ -39,7 +39,8 @@ CpuFeatures detect() {
   features.avx2_fma_f16c = saves_ymm && fma && f16c && (b >> 5 & 1);
   features.avx512 = saves_zmm && features.avx2_fma_f16c && (b >> 16 & 1) && (b >> 17 & 1) &&
                     (b >> 30 & 1) && (b >> 31 & 1);
-  const bool vbmi = c >> 1 & 1, amx = (d >> 22 & 1) && (d >> 24 & 1);  // AMX-BF16, AMX-TILE
+  const bool vbmi = (c >> 1 & 1) && (c >> 11 & 1);  // and VNNI
+  const bool amx = (d >> 22 & 1) && (d >> 24 & 1);  // AMX-BF16, AMX-TILE
   unsigned max_subleaf = a;
   bool bf16 = false;
   if (max_subleaf >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) bf16 = a >> 5 & 1;

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
-from reference import Variant, Weight, activations, product, random_weight
+from reference import Variant, Weight, activations, product, random_weight, takes_fixed_point
 from shapes import Shape
 from tolerances import COSINE_DISTANCE, product_bound
 
@@ -30,17 +30,20 @@ def num_inputs(weight: Weight, kernel: str) -> int:
 
 
 @cache
-def expected(shape: Shape, variant: Variant, kernel: str, compute: str, num_rows: int, kinds=()):
+def expected(
+    shape: Shape, variant: Variant, kernel: str, compute: str, num_rows: int, kinds=(), fixed=False
+):
     weight_kind, x_kind = kinds or ("normal", "normal")
     weight = case(shape, variant, weight_kind)
     x = activations((num_rows, num_inputs(weight, kernel)), x_kind, seed=num_rows)
-    return weight, x, *product(weight, x, compute, kernel == "gemv_transposed")
+    return weight, x, *product(weight, x, compute, kernel == "gemv_transposed", fixed)
 
 
 def check(
     shape: Shape, variant: Variant, kernel: str, compute: str, num_rows: int, kinds=()
 ) -> None:
-    weight, x, wanted, magnitude = expected(shape, variant, kernel, compute, num_rows, kinds)
+    fixed = takes_fixed_point(case(shape, variant), kernel, num_rows)
+    weight, x, wanted, magnitude = expected(shape, variant, kernel, compute, num_rows, kinds, fixed)
     y = weight.run(kernel, x, compute)
     label = f"{variant} {kernel} {compute} {num_rows} rows {shape}"
     error = np.abs(y - wanted)

@@ -313,13 +313,41 @@ def activations(size: tuple[int, int], kind: str, seed: int) -> np.ndarray:
     return x.astype(np.float32)
 
 
-def rounded_inputs(x: np.ndarray, compute: str) -> np.ndarray:
+FIXED_COLUMNS = 256
+
+
+def takes_fixed_point(weight: Weight, kernel: str, num_rows: int) -> bool:
+    """Whether bf16 products of the forced instruction set take x in fixed point (matmul.h)."""
+    block, shape = weight.shape.block[1], weight.shape
+    if _native.active_instruction_set() not in ("avx512bf16", "amx"):
+        return False
+    if kernel == "gemv_transposed" or num_rows > 16 or weight.variant.transposed:
+        return False
+    if weight.variant.format in ("int4", "mxfp4"):
+        starts = shape.col_origin % block == 0
+        return starts and (block in (32, 64) or block % 128 == 0 or block >= shape.cols)
+    return weight.variant.format in ("q4_0", "mxfp4_block", "q4_k", "q5_k", "q6_k")
+
+
+def fixed_point(x: np.ndarray) -> np.ndarray:
+    """BF16 values [rows, columns] in multiples of 2^(e - 14), e the exponent of the largest of 256."""
+    padded = np.pad(x, ((0, 0), (0, -x.shape[1] % FIXED_COLUMNS)))
+    blocks = padded.reshape(len(x), -1, FIXED_COLUMNS).astype(np.float64)
+    largest = np.abs(blocks).max(-1, keepdims=True)
+    unit = np.exp2(np.maximum(np.frexp(largest)[1] - 1.0, 16 - 127) - 14)
+    return (np.rint(blocks / unit) * unit).reshape(padded.shape)[:, : x.shape[1]]
+
+
+def rounded_inputs(x: np.ndarray, compute: str, fixed: bool = False) -> np.ndarray:
     """x as the kernel multiplies it, float64."""
-    return (bf16_values(bf16_bits(x)) if compute == "bf16" else x).astype(np.float64)
+    rounded = (bf16_values(bf16_bits(x)) if compute == "bf16" else x).astype(np.float64)
+    return fixed_point(rounded) if fixed and compute == "bf16" else rounded
 
 
-def product(weight: Weight, x: np.ndarray, compute: str, transposed: bool = False):
+def product(
+    weight: Weight, x: np.ndarray, compute: str, transposed: bool = False, fixed: bool = False
+):
     """The float64 product, and sum |x| |w| of each of its elements."""
-    inputs = rounded_inputs(x, compute)
+    inputs = rounded_inputs(x, compute, fixed)
     matrix = weight.values if transposed else weight.values.T
     return inputs @ matrix, np.abs(inputs) @ np.abs(matrix)

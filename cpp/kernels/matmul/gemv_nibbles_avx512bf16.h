@@ -1,15 +1,97 @@
-// gemv of 4-bit codes with vdpbf16ps. Only for files of that suffix.
+// gemv of 4-bit codes with vpdpwssd, 128 columns at a time. Only for files of that suffix.
+//
+// The 64 bytes of 128 codes are 32 words of four nibbles. vpermw looks up the low five bits of a
+// word, so that a table of 16 values, there twice, needs no masking: register k of a step holds the
+// values of nibble k of every word, and the activations are laid out alike (`column`). A lane of
+// vpdpwssd then sums two words, that is 8 columns of one group of 32.
 #pragma once
 #include <immintrin.h>
 
 #include <cstring>
 
+#include "common/matrix_view.h"
+#include "kernels/matmul/fixed_inputs_avx512bf16.h"
 #include "kernels/matmul/groups.h"
 #include "kernels/matmul/matmul.h"
+#include "kernels/matmul/next_rows.h"
 #include "kernels/matmul/nibbles_avx512bf16.h"
 
 namespace moechat {
 namespace matmul_avx512bf16 {
+
+// Codes as integers, of nibbles that may have others above them.
+struct Int4 {
+  static constexpr int16_t kOffset = 8;
+  static constexpr float kUnit = 1.0f;
+  const __m512i mask = _mm512_set1_epi16(15);
+  [[gnu::always_inline]] __m512i operator()(__m512i words) const {
+    return _mm512_and_si512(words, mask);
+  }
+};
+inline constexpr int16_t kE2M1Halves[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+struct E2M1 {
+  static constexpr int16_t kOffset = 0;
+  static constexpr float kUnit = 0.5f;
+  const __m512i table = load_table(kE2M1Halves);
+  [[gnu::always_inline]] __m512i operator()(__m512i words) const {
+    return _mm512_permutexvar_epi16(words, table);
+  }
+};
+
+// Rows of nibbles, low first; scales in a grid.
+template <typename Code>
+struct NibbleRow : Code {
+  static constexpr bool kScaleInBlock = false;
+  static constexpr int64_t kStepBytes = 64;
+  // The column of a step that nibble k of word j holds.
+  static constexpr int column(int k, int j) { return 4 * j + k; }
+  [[gnu::always_inline]] static __m512i words(const uint8_t* p) { return _mm512_loadu_si512(p); }
+};
+using NibblesInt4 = NibbleRow<Int4>;
+using NibblesMXFP4 = NibbleRow<E2M1>;
+
+// Blocks of 32 whose scale stands before 16 bytes; low nibbles are the first half.
+template <int64_t kScaleBytes, typename Code>
+struct NibbleBlocks : Code {
+  static constexpr bool kScaleInBlock = true;
+  static constexpr int64_t kBlockBytes = kScaleBytes + 16;
+  static constexpr int64_t kStepBytes = 4 * kBlockBytes;
+  static constexpr int column(int k, int j) { return j / 8 * 32 + k % 2 * 16 + j % 8 * 2 + k / 2; }
+  [[gnu::always_inline]] static __m512i words(const uint8_t* p) {
+    const auto block = [p](int i) {
+      return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + i * kBlockBytes + kScaleBytes));
+    };
+    __m512i all = _mm512_castsi128_si512(block(0));
+    all = _mm512_inserti32x4(all, block(1), 1);
+    all = _mm512_inserti32x4(all, block(2), 2);
+    return _mm512_inserti32x4(all, block(3), 3);
+  }
+};
+
+struct NibblesQ4_0 : NibbleBlocks<2, Int4> {
+  // Four scales, each for four lanes.
+  [[gnu::always_inline]] static __m512 scales(const uint8_t* p) {
+    const __m512i index = _mm512_castsi256_si512(
+        _mm256_setr_epi16(0, 0, 0, 0, 9, 9, 9, 9, 18, 18, 18, 18, 27, 27, 27, 27));
+    const __m512i halves = _mm512_permutexvar_epi16(index, _mm512_loadu_si512(p));
+    return _mm512_cvtph_ps(_mm512_castsi512_si256(halves));
+  }
+};
+
+struct NibblesMXFP4Block : NibbleBlocks<1, E2M1> {
+  [[gnu::always_inline]] static __m512 scales(const uint8_t* p) {
+    const __m512i index =
+        _mm512_setr_epi32(0, 0, 0, 0, 17, 17, 17, 17, 34, 34, 34, 34, 51, 51, 51, 51);
+    const __m512i code =
+        _mm512_maskz_permutexvar_epi8(0x1111111111111111u, index, _mm512_loadu_si512(p));
+    __m512i bits = _mm512_slli_epi32(code, 23);
+    bits = _mm512_mask_mov_epi32(bits, _mm512_testn_epi32_mask(code, code),
+                                 _mm512_set1_epi32(0x00400000));  // 2^-127 is denormal
+    bits = _mm512_mask_mov_epi32(bits, _mm512_cmpeq_epi32_mask(code, _mm512_set1_epi32(255)),
+                                 _mm512_set1_epi32(0x7fc00000));
+    return _mm512_castsi512_ps(bits);
+  }
+};
 
 // Scales of the grid, a float32 row each weight row: `index` picks those of the 16 lanes from four,
 // and `steps` steps use the same four.
@@ -35,59 +117,55 @@ struct NibbleScales {
   return {_mm512_setzero_si512(), block >= w.cols ? w.cols : block / kStep, 1};
 }
 
-// Weight rows that are fetched while others are multiplied.
-struct NextRows {
-  const uint8_t* rows;
-  int64_t stride_bytes;
-};
-
-// kRows weight rows against all activation rows. Per (weight row, activation row): four vdpbf16ps a
-// step into a fresh register, times the scales into the total; the same whatever kRows and num_rows
-// are. With kSingle (one activation row) the weights never leave the registers.
+// kRows weight rows against all activation rows. Per (weight row, activation row): four vpdpwssd a
+// step, whose sums are exact, times the two scales into the total; the same whatever kRows and
+// num_rows are. With kSingle (one activation row) the weights never leave the registers.
 template <typename Nibbles, int kRows>
 struct NibbleTile {
   const MatrixView& w;
   const int64_t row;
-  const uint16_t* const x;  // [steps][num_rows][4][32]
+  const FixedInputs* x;  // [blocks of kFixedColumns][num_rows]
   const int num_rows;
-  const float* const scales;  // [kRows], scale_stride apart
+  const float* scales;  // [kRows], scale_stride apart
   const int64_t scale_stride;
   const NextRows next;
-  const __m512i table = load_table(Nibbles::kValues);
+  const Nibbles nibbles{};
 
+  // Step `half` of the inputs; weight rows `stride` apart.
   template <bool kSingle>
-  [[gnu::always_inline]] void step(const uint8_t* const* p, const NibbleScales& order,
-                                   int64_t scale_index, const uint16_t* input,
-                                   __m512 (*total)[kRows]) {
+  [[gnu::always_inline]] void step(const uint8_t* p, int64_t stride, const NibbleScales& order,
+                                   int half, __m512 (*total)[kRows]) {
     __m512 scale[kRows];
     __m512i weight[kRows][4];
 #pragma GCC unroll 4
     for (int i = 0; i < kRows; ++i) {
       if constexpr (Nibbles::kScaleInBlock) {
-        scale[i] = Nibbles::scales(p[i]);
+        scale[i] = Nibbles::scales(p + i * stride);
       } else {
-        const __m128 four = _mm_loadu_ps(scales + i * scale_stride + scale_index);
+        const __m128 four = _mm_loadu_ps(scales + i * scale_stride);
         scale[i] = _mm512_permutexvar_ps(order.index, _mm512_castps128_ps512(four));
       }
-      const __m512i words = Nibbles::words(p[i]);
-      weight[i][0] = _mm512_permutexvar_epi16(words, table);
-      weight[i][1] = _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4), table);
-      weight[i][2] = _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 8), table);
-      weight[i][3] = _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 12), table);
+      const __m512i words = Nibbles::words(p + i * stride);
+      weight[i][0] = nibbles(words);
+      weight[i][1] = nibbles(_mm512_srli_epi16(words, 4));
+      weight[i][2] = nibbles(_mm512_srli_epi16(words, 8));
+      weight[i][3] = nibbles(_mm512_srli_epi16(words, 12));
     }
-    for (int r = 0; r < (kSingle ? 1 : num_rows); ++r, input += kStep) {
-      __m512 acc[kRows];
+    for (int r = 0; r < (kSingle ? 1 : num_rows); ++r) {
+      const FixedInputs& input = x[r];
+      __m512i sums[kRows];
 #pragma GCC unroll 4
-      for (int i = 0; i < kRows; ++i) acc[i] = _mm512_setzero_ps();
+      for (int i = 0; i < kRows; ++i) sums[i] = _mm512_load_si512(input.start[half]);
 #pragma GCC unroll 4
       for (int k = 0; k < 4; ++k) {
-        const __m512bh inputs = (__m512bh)_mm512_loadu_si512(input + k * 32);
+        const __m512i inputs = _mm512_load_si512(input.values + half * kStep + k * 32);
 #pragma GCC unroll 4
         for (int i = 0; i < kRows; ++i)
-          acc[i] = _mm512_dpbf16_ps(acc[i], (__m512bh)weight[i][k], inputs);
+          sums[i] = _mm512_dpwssd_epi32(sums[i], weight[i][k], inputs);
       }
 #pragma GCC unroll 4
-      for (int i = 0; i < kRows; ++i) total[r][i] = _mm512_fmadd_ps(acc[i], scale[i], total[r][i]);
+      for (int i = 0; i < kRows; ++i)
+        total[r][i] = _mm512_fmadd_ps(scaled(sums[i], input), scale[i], total[r][i]);
     }
   }
 
@@ -96,34 +174,38 @@ struct NibbleTile {
     __m512 total[kSingle ? 1 : kMaxGemvRows][kRows];
     for (int r = 0; r < (kSingle ? 1 : num_rows); ++r)
       for (int i = 0; i < kRows; ++i) total[r][i] = _mm512_setzero_ps();
-    const uint8_t* p[kRows];
-    for (int i = 0; i < kRows; ++i) p[i] = w.data + (row + i) * w.row_stride_bytes;
+    const uint8_t* p = w.data + row * w.row_stride_bytes;
     const uint8_t* ahead = next.rows;
-    const uint16_t* input = x;
-    int64_t scale_index = 0, left = order.steps;
-    int64_t col = 0;
-    for (; col + kStep <= w.cols; col += kStep, input += num_rows * kStep) {
+    int64_t left = order.steps;
+    const auto whole_step = [&](int half) {
 #pragma GCC unroll 4
       for (int i = 0; i < kRows; ++i)
         _mm_prefetch(reinterpret_cast<const char*>(ahead + i * next.stride_bytes), _MM_HINT_T0);
       ahead += Nibbles::kStepBytes;
-      step<kSingle>(p, order, scale_index, input, total);
-      for (int i = 0; i < kRows; ++i) p[i] += Nibbles::kStepBytes;
+      step<kSingle>(p, w.row_stride_bytes, order, half, total);
+      p += Nibbles::kStepBytes;
       if (--left == 0) {
         left = order.steps;
-        scale_index += order.stride;
+        scales += order.stride;
       }
+    };
+    int64_t col = 0;
+    for (; col + kFixedColumns <= w.cols; col += kFixedColumns, x += num_rows) {
+      whole_step(0);
+      whole_step(1);
+    }
+    int half = 0;
+    if (col + kStep <= w.cols) {
+      whole_step(half++);
+      col += kStep;
     }
     if (col < w.cols) {  // bytes of its own, so that none behind the row's last one is read
       alignas(64) uint8_t bytes[kRows][Nibbles::kStepBytes] = {};
       const Unit unit = unit_of(w.format);
       const int64_t units = (w.cols - col + unit.cols - 1) / unit.cols;
-      const auto size = static_cast<size_t>(units * unit.bytes);
-      for (int i = 0; i < kRows; ++i) {
-        std::memcpy(bytes[i], p[i], size);
-        p[i] = bytes[i];
-      }
-      step<kSingle>(p, order, scale_index, input, total);
+      for (int i = 0; i < kRows; ++i)
+        std::memcpy(bytes[i], p + i * w.row_stride_bytes, static_cast<size_t>(units * unit.bytes));
+      step<kSingle>(bytes[0], Nibbles::kStepBytes, order, half, total);
     }
     for (int r = 0; r < (kSingle ? 1 : num_rows); ++r)
       for (int i = 0; i < kRows; ++i) y[r][row + i] = _mm512_reduce_add_ps(total[r][i]);

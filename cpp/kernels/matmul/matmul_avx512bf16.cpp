@@ -2,16 +2,17 @@
 // what gemm_bf16.inl takes likewise; the rest as plain AVX-512.
 #include <immintrin.h>
 
-#include <cstring>
+#include <algorithm>
 #include <type_traits>
 
 #include "kernels/matmul/decoders_avx512bf16.h"
 #include "kernels/matmul/gemm_avx512bf16.h"
+#include "kernels/matmul/gemv_k_quants_avx512bf16.h"
 #include "kernels/matmul/gemv_nibbles_avx512bf16.h"
-#include "kernels/matmul/gemv_q4_k_avx512bf16.h"
 #include "kernels/matmul/groups.h"
 #include "kernels/matmul/lanes_avx512.h"
 #include "kernels/matmul/matmul.h"
+#include "kernels/matmul/next_rows.h"
 
 namespace moechat {
 namespace matmul_avx512bf16 {
@@ -153,18 +154,27 @@ void gemv_format(const MatrixView& w, int64_t row_begin, int64_t row_end, const 
   });
 }
 
+// x in fixed point, block by block, in each block row by row.
+template <typename Decoder>
+const FixedInputs* fix_rows(const MatrixView& w, const float* const* x, int num_rows,
+                            const Scratch& scratch) {
+  auto* const inputs = reinterpret_cast<FixedInputs*>(scratch.inputs);
+  FixedInputs* input = inputs;
+  for (int64_t col = 0; !scratch.ready && col < w.cols; col += kFixedColumns)
+    for (int r = 0; r < num_rows; ++r, ++input)
+      fix_inputs<Decoder>(x[r] + col, std::min(w.cols - col, kFixedColumns), *input);
+  return inputs;
+}
+
 template <typename Nibbles>
 void gemv_nibbles(const MatrixView& w, int64_t row_begin, int64_t row_end, const float* const* x,
                   int num_rows, float* const* y, const Scratch& scratch) {
-  uint16_t* input = scratch.inputs;  // step by step, in each step row by row
-  for (int64_t col = 0; !scratch.ready && col < w.cols; col += kStep)
-    for (int r = 0; r < num_rows; ++r, input += kStep)
-      prepare_step<Nibbles>(x[r] + col, w.cols - col < kStep ? w.cols - col : kStep, input);
+  const FixedInputs* inputs = fix_rows<Nibbles>(w, x, num_rows, scratch);
   const NibbleScales order = nibble_scales(w);
   for_rows(w, row_begin, row_end, scratch, [&](int64_t row, auto rows) {
     NibbleTile<Nibbles, rows.value> tile{w,
                                          row,
-                                         scratch.inputs,
+                                         inputs,
                                          num_rows,
                                          scratch.scales,
                                          scratch.scale_stride,
@@ -176,18 +186,13 @@ void gemv_nibbles(const MatrixView& w, int64_t row_begin, int64_t row_end, const
   });
 }
 
-void gemv_q4_k(const MatrixView& w, int64_t row_begin, int64_t row_end, const float* const* x,
-               int num_rows, float* const* y, const Scratch& scratch) {
-  uint16_t* input = scratch.inputs;  // block by block, in each block row by row
-  for (int64_t col = 0; !scratch.ready && col < w.cols; col += 256)
-    for (int r = 0; r < num_rows; ++r, input += kQ4KInputs) prepare_q4_k(x[r] + col, input);
+template <typename Block>
+void gemv_k_quants(const MatrixView& w, int64_t row_begin, int64_t row_end, const float* const* x,
+                   int num_rows, float* const* y, const Scratch& scratch) {
+  const FixedInputs* inputs = fix_rows<Block>(w, x, num_rows, scratch);
   for_rows(w, row_begin, row_end, scratch, [&](int64_t row, auto rows) {
-    Q4KTile<rows.value> tile{w,
-                             row,
-                             scratch.inputs,
-                             num_rows,
-                             scratch.scales,
-                             scratch.next(w, row, rows.value, row_end)};
+    KTile<Block, rows.value> tile{w, row, inputs, num_rows,
+                                  scratch.next(w, row, rows.value, row_end)};
     if (num_rows == 1)
       tile.template run<true>(y);
     else
@@ -203,6 +208,8 @@ bool takes(const MatrixView& w, Compute compute) {
     case Format::kBF16:
     case Format::kQ4_0:
     case Format::kQ4_K:
+    case Format::kQ5_K:
+    case Format::kQ6_K:
     case Format::kMXFP4Block: return true;
     case Format::kFP8: return w.block_cols >= kGroup;
     case Format::kInt4:
@@ -227,7 +234,9 @@ void gemv(const MatrixView& w, int64_t row_begin, int64_t row_end, Compute compu
     case Format::kInt4: return run(gemv_nibbles<NibblesInt4>);
     case Format::kMXFP4: return run(gemv_nibbles<NibblesMXFP4>);
     case Format::kQ4_0: return run(gemv_nibbles<NibblesQ4_0>);
-    case Format::kQ4_K: return run(gemv_q4_k);
+    case Format::kQ4_K: return run(gemv_k_quants<BlockQ4K>);
+    case Format::kQ5_K: return run(gemv_k_quants<BlockQ5K>);
+    case Format::kQ6_K: return run(gemv_k_quants<BlockQ6K>);
     default: return run(gemv_nibbles<NibblesMXFP4Block>);
   }
 }

@@ -1,0 +1,117 @@
+// Activations in 16-bit fixed point, for weights that are integers times a scale. Only for files of
+// that suffix.
+//
+// 256 columns share a power of two, 2^(e - 14) with e the exponent of their largest magnitude: what
+// is within a factor of 128 of it keeps all eight bits of its BF16 value, what is smaller is rounded
+// to 2^-15 of it (nearest even). Products with the weights' integers are then summed exactly, by
+// vpdpwssd at four times the rate of vdpbf16ps on Intel's processors.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "kernels/matmul/lanes_avx512.h"
+
+namespace moechat {
+namespace matmul_avx512bf16 {
+
+constexpr int64_t kStep = 128;         // columns whose order a decoder chooses
+constexpr int64_t kFixedColumns = 256;  // that share a power of two
+constexpr int64_t kSumColumns = 32;
+
+// 256 columns of one row of x. Infinities and NaN make the scale NaN.
+struct alignas(64) FixedInputs {
+  int16_t values[kFixedColumns];  // two steps, each four registers, in the decoder's order
+  int32_t start[kFixedColumns / kStep][16];  // what the sums of a step begin with
+  float sums[kFixedColumns / kSumColumns];   // in the order of the columns, scale included
+  float scale, minus_bias;
+  float zeros[6];
+};
+
+// Sums below 2^22 in magnitude that begin with the bits of this float are floats as they stand: the
+// sum plus the bias. One FMA takes the bias off and scales, `minus_bias` being -kBias times scale.
+constexpr float kBias = 12582912.0f;  // 1.5 * 2^23
+constexpr int32_t kBiasBits = 0x4b400000;
+
+// Where word j of register k of a step comes from, among its 128 columns.
+struct InputOrder {
+  alignas(64) uint16_t column[4][32];
+};
+template <typename Decoder>
+constexpr InputOrder make_order() {
+  InputOrder order{};
+  for (int k = 0; k < 4; ++k)
+    for (int j = 0; j < 32; ++j) order.column[k][j] = static_cast<uint16_t>(Decoder::column(k, j));
+  return order;
+}
+template <typename Decoder>
+inline constexpr InputOrder kOrder = make_order<Decoder>();
+
+// How a decoder's codes stand for weights: (code - kOffset) * kUnit times the scale.
+// x[0, n) with n <= kFixedColumns, zeros behind.
+template <typename Decoder>
+[[gnu::always_inline]] inline void fix_inputs(const float* x, int64_t n, FixedInputs& out) {
+  const InputOrder& order = kOrder<Decoder>;
+  constexpr int kRegisters = kFixedColumns / 16;
+  __m512 rounded[kRegisters];
+  __m512i largest = _mm512_setzero_si512();
+  const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+  for (int i = 0; i < kRegisters; ++i) {
+    const __m256i bits = (__m256i)_mm512_cvtneps_pbh(matmul_avx512::load_some(x + i * 16, n - i * 16));
+    const __m512i wide = _mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16);
+    rounded[i] = _mm512_castsi512_ps(wide);
+    largest = _mm512_max_epi32(largest, _mm512_and_si512(wide, magnitude));
+  }
+  // So that the powers are normal numbers, and the bias times the scale is finite.
+  constexpr int kFiniteExponent = 243, kLeastExponent = 16;
+  int exponent = _mm512_reduce_max_epi32(largest) >> 23;
+  const bool finite = exponent <= kFiniteExponent;
+  exponent = exponent < kLeastExponent ? kLeastExponent : exponent;
+  const __m512 power = _mm512_castsi512_ps(_mm512_set1_epi32((268 - exponent) << 23));
+  const float inverse = _mm512_cvtss_f32(_mm512_castsi512_ps(_mm512_set1_epi32((exponent - 14) << 23)));
+  alignas(64) int16_t values[kFixedColumns];
+  for (int i = 0; i < kRegisters; i += 2) {
+    const auto fix = [&](int register_index) {
+      if (!finite) return _mm512_setzero_si512();
+      return _mm512_cvt_roundps_epi32(_mm512_mul_ps(rounded[register_index], power),
+                                      _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    };
+    const __m512i low = fix(i), high = fix(i + 1);
+    _mm256_store_si256(reinterpret_cast<__m256i*>(values + i * 16), _mm512_cvtepi32_epi16(low));
+    _mm256_store_si256(reinterpret_cast<__m256i*>(values + i * 16 + 16),
+                       _mm512_cvtepi32_epi16(high));
+    out.sums[i / 2] =
+        static_cast<float>(_mm512_reduce_add_epi32(_mm512_add_epi32(low, high))) * inverse;
+  }
+  for (float& lane : out.zeros) lane = 0;
+  out.scale = finite ? inverse * Decoder::kUnit : __builtin_nanf("");
+  out.minus_bias = -kBias * out.scale;
+  for (int64_t step = 0; step < kFixedColumns; step += kStep) {
+    __m512i in[4];
+    __m512i sums = _mm512_setzero_si512();
+    for (int i = 0; i < 4; ++i) in[i] = _mm512_load_si512(values + step + i * 32);
+    for (int k = 0; k < 4; ++k) {
+      const __m512i index = _mm512_load_si512(order.column[k]);
+      const __m512i low = _mm512_permutex2var_epi16(in[0], index, in[1]);
+      const __m512i high = _mm512_permutex2var_epi16(in[2], index, in[3]);
+      const __mmask32 upper = _mm512_test_epi16_mask(index, _mm512_set1_epi16(64));
+      const __m512i own = _mm512_mask_mov_epi16(low, upper, high);
+      sums = _mm512_dpwssd_epi32(sums, own, _mm512_set1_epi16(-Decoder::kOffset));
+      _mm512_store_si512(out.values + step + k * 32, own);
+    }
+    _mm512_store_si512(out.start[step / kStep], _mm512_add_epi32(sums, _mm512_set1_epi32(kBiasBits)));
+  }
+}
+
+// 16 sums that began with `start`, times the scale of the inputs.
+[[gnu::always_inline]] inline __m512 scaled(__m512i sums, const FixedInputs& input) {
+  return _mm512_fmadd_ps(_mm512_castsi512_ps(sums), _mm512_set1_ps(input.scale),
+                         _mm512_set1_ps(input.minus_bias));
+}
+// 16 sums of any size that began with 0.
+[[gnu::always_inline]] inline __m512 scaled_large(__m512i sums, const FixedInputs& input) {
+  return _mm512_mul_ps(_mm512_cvtepi32_ps(sums), _mm512_set1_ps(input.scale));
+}
+
+}  // namespace matmul_avx512bf16
+}  // namespace moechat
