@@ -330,7 +330,7 @@ def takes_fixed_point(weight: Weight, kernel: str, num_rows: int) -> bool:
 
 
 def fixed_point(x: np.ndarray) -> np.ndarray:
-    """BF16 values [rows, columns] in multiples of 2^(e - 14), e the exponent of the largest of 256."""
+    """BF16 values [rows, columns] in units of 2^(e - 14), e the exponent of the largest of 256."""
     padded = np.pad(x, ((0, 0), (0, -x.shape[1] % FIXED_COLUMNS)))
     blocks = padded.reshape(len(x), -1, FIXED_COLUMNS).astype(np.float64)
     largest = np.abs(blocks).max(-1, keepdims=True)

@@ -23,7 +23,7 @@ constexpr int64_t kSumColumns = 32;
 struct alignas(64) FixedInputs {
   int16_t values[kFixedColumns];  // two steps, each four registers, in the decoder's order
   int32_t start[kFixedColumns / kStep][16];  // what the sums of a step begin with
-  float sums[kFixedColumns / kSumColumns];   // in the order of the columns, scale included
+  float sums[kFixedColumns / kSumColumns];   // if wanted: in the order of the columns, scale included
   float scale, minus_bias;
   float zeros[6];
 };
@@ -47,8 +47,7 @@ constexpr InputOrder make_order() {
 template <typename Decoder>
 inline constexpr InputOrder kOrder = make_order<Decoder>();
 
-// How a decoder's codes stand for weights: (code - kOffset) * kUnit times the scale.
-// x[0, n) with n <= kFixedColumns, zeros behind.
+// x[0, n) with n <= kFixedColumns, zeros behind, for weights (code - kOffset) * kUnit times a scale.
 template <typename Decoder>
 [[gnu::always_inline]] inline void fix_inputs(const float* x, int64_t n, FixedInputs& out) {
   const InputOrder& order = kOrder<Decoder>;
@@ -56,6 +55,7 @@ template <typename Decoder>
   __m512 rounded[kRegisters];
   __m512i largest = _mm512_setzero_si512();
   const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+#pragma GCC unroll 16
   for (int i = 0; i < kRegisters; ++i) {
     const __m256i bits = (__m256i)_mm512_cvtneps_pbh(matmul_avx512::load_some(x + i * 16, n - i * 16));
     const __m512i wide = _mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16);
@@ -69,27 +69,27 @@ template <typename Decoder>
   exponent = exponent < kLeastExponent ? kLeastExponent : exponent;
   const __m512 power = _mm512_castsi512_ps(_mm512_set1_epi32((268 - exponent) << 23));
   const float inverse = _mm512_cvtss_f32(_mm512_castsi512_ps(_mm512_set1_epi32((exponent - 14) << 23)));
-  alignas(64) int16_t values[kFixedColumns];
-  for (int i = 0; i < kRegisters; i += 2) {
-    const auto fix = [&](int register_index) {
-      if (!finite) return _mm512_setzero_si512();
-      return _mm512_cvt_roundps_epi32(_mm512_mul_ps(rounded[register_index], power),
-                                      _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    };
-    const __m512i low = fix(i), high = fix(i + 1);
-    _mm256_store_si256(reinterpret_cast<__m256i*>(values + i * 16), _mm512_cvtepi32_epi16(low));
-    _mm256_store_si256(reinterpret_cast<__m256i*>(values + i * 16 + 16),
-                       _mm512_cvtepi32_epi16(high));
-    out.sums[i / 2] =
-        static_cast<float>(_mm512_reduce_add_epi32(_mm512_add_epi32(low, high))) * inverse;
-  }
+  // 32 columns.
+  const auto fix = [&](int i) {
+    constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    const __m512i low = _mm512_cvt_roundps_epi32(_mm512_mul_ps(rounded[2 * i], power), kNearest);
+    const __m512i high = _mm512_cvt_roundps_epi32(_mm512_mul_ps(rounded[2 * i + 1], power), kNearest);
+    if constexpr (Decoder::kSums)
+      out.sums[i] = static_cast<float>(_mm512_reduce_add_epi32(_mm512_add_epi32(low, high))) * inverse;
+    const __m512i pair = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(low)),
+                                            _mm512_cvtepi32_epi16(high), 1);
+    return finite ? pair : _mm512_setzero_si512();
+  };
   for (float& lane : out.zeros) lane = 0;
   out.scale = finite ? inverse * Decoder::kUnit : __builtin_nanf("");
   out.minus_bias = -kBias * out.scale;
+#pragma GCC unroll 2
   for (int64_t step = 0; step < kFixedColumns; step += kStep) {
     __m512i in[4];
     __m512i sums = _mm512_setzero_si512();
-    for (int i = 0; i < 4; ++i) in[i] = _mm512_load_si512(values + step + i * 32);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) in[i] = fix(static_cast<int>(step / 32) + i);
+#pragma GCC unroll 4
     for (int k = 0; k < 4; ++k) {
       const __m512i index = _mm512_load_si512(order.column[k]);
       const __m512i low = _mm512_permutex2var_epi16(in[0], index, in[1]);

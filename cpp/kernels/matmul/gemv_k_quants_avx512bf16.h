@@ -48,7 +48,7 @@ struct ToBit4 {
 struct SubBlocks32 {
   static constexpr int16_t kOffset = 0;
   static constexpr float kUnit = 1.0f;
-  static constexpr bool kMinima = true;
+  static constexpr bool kSums = true;
   // Register k holds nibble k of every word of the 64 bytes.
   static constexpr int column(int k, int j) {
     const int byte = 2 * j + k / 2;
@@ -116,7 +116,7 @@ struct BlockQ6K {
   static constexpr int64_t kBytes = 210;
   static constexpr int16_t kOffset = 0;
   static constexpr float kUnit = 1.0f;
-  static constexpr bool kMinima = false;
+  static constexpr bool kSums = false;
   // Registers 0 and 1 hold even and odd bytes' low nibbles, 2 and 3 the high ones.
   static constexpr int column(int k, int j) {
     const int byte = 2 * j + k % 2;
@@ -195,7 +195,7 @@ struct KTile {
 #pragma GCC unroll 4
       for (int i = 0; i < kRows; ++i) {
         total[r][i] = _mm512_fmadd_ps(scaled_large(sums[r][i], input[r]), d[i], total[r][i]);
-        if constexpr (Block::kMinima)
+        if constexpr (Block::kSums)
           total[r][i] = _mm512_fmadd_ps(_mm512_load_ps(input[r].sums), minima[i], total[r][i]);
       }
   }

@@ -41,6 +41,7 @@ struct E2M1 {
 // Rows of nibbles, low first; scales in a grid.
 template <typename Code>
 struct NibbleRow : Code {
+  static constexpr bool kSums = false;
   static constexpr bool kScaleInBlock = false;
   static constexpr int64_t kStepBytes = 64;
   // The column of a step that nibble k of word j holds.
@@ -53,6 +54,7 @@ using NibblesMXFP4 = NibbleRow<E2M1>;
 // Blocks of 32 whose scale stands before 16 bytes; low nibbles are the first half.
 template <int64_t kScaleBytes, typename Code>
 struct NibbleBlocks : Code {
+  static constexpr bool kSums = false;
   static constexpr bool kScaleInBlock = true;
   static constexpr int64_t kBlockBytes = kScaleBytes + 16;
   static constexpr int64_t kStepBytes = 4 * kBlockBytes;
