@@ -47,17 +47,19 @@ def format_count(count: int, digits: int) -> str:
 
 
 def _of_files(path: Path) -> Parameters | None:
-    from moechat.engine.model_files import FolderFiles, find_model_files
-    from moechat.models.architectures import load_config, tensor_table
+    from moechat.models.architectures import load_config, load_spec, tensor_table
     from moechat.models.parameters import count_parameters
+    from moechat.weights.gguf_find import find_gguf
 
     try:
+        if find_gguf(path) is None:
+            spec = load_spec(path)
+            return count_parameters(tensor_table(spec, load_config(path)), spec)
+        # Imported here, with numpy: `moechat list` is quick while there are no GGUF files.
+        from moechat.engine.model_files import find_model_files
+
         files = find_model_files(path)
-        if isinstance(files, FolderFiles):
-            table = tensor_table(files.spec, load_config(path))
-        else:
-            table = [tensor.spec for tensor in files.bind()]
-        return count_parameters(table, files.spec)
+        return count_parameters([tensor.spec for tensor in files.bind()], files.spec)
     except MoechatError:
         return None
 
@@ -71,6 +73,8 @@ def _of_entry(name: str, entry: dict[str, Any]) -> Parameters | None:
     try:
         shape = Shape.of_entry(name, entry)
         step = least_experts(shape)
+        if shape.experts < step:
+            return None
         one, two = (_of_shape(shape.cut(experts=count)) for count in (step, 2 * step))
     # An entry of the user's may say anything.
     except (MoechatError, ArithmeticError, LookupError, TypeError, ValueError):
