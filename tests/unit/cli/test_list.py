@@ -21,6 +21,24 @@ def test_list_names_what_is_here_and_what_is_not(moechat):
     assert by_name["gpt-oss-20b"][0] == "20.9B (3.6B active)"
 
 
+@pytest.mark.parametrize("columns", [80, 60, 40])
+def test_no_word_is_cut_on_a_narrow_terminal(moechat, monkeypatch, columns):
+    words = moechat("list").stdout.split()
+    monkeypatch.setenv("COLUMNS", str(columns))
+    shown = moechat("list", terminals="o").stdout
+    assert all(len(line) < columns for line in shown.splitlines())
+    assert sorted(shown.split()) == sorted(words)
+
+
+def test_a_gguf_file_of_ones_own_is_here(moechat, tmp_path):
+    own = tmp_path / "home" / "config" / "models.toml"
+    own.parent.mkdir(parents=True)
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF")
+    own.write_text(f'[own]\nfolder = "{tmp_path}/broken.gguf"\n')
+    models = {row["name"]: row for row in json.loads(moechat("list", "--json").stdout)["models"]}
+    assert models["own"]["present"] is True and "parameters" not in models["own"]
+
+
 def test_list_json_is_one_object_that_leaves_out_what_is_unknown(moechat, tmp_path):
     own = tmp_path / "home" / "config" / "models.toml"
     own.parent.mkdir(parents=True)
