@@ -92,8 +92,12 @@ def populate(files: Iterable[Path], room_bytes: int) -> bool:
 
 
 def _mapped_spans(paths: set[str]) -> Iterator[tuple[int, int]]:
-    """Addresses of the mappings of files, in pieces between which Ctrl-C is noticed."""
-    for line in Path("/proc/self/maps").read_text("utf-8", "replace").splitlines():
+    """Addresses of the mappings of files, in pieces between which Ctrl-C is noticed.
+
+    From the highest down, which is the order in which they were mapped: the kernel goes on reading
+    a file in large pages through the mapping that began to.
+    """
+    for line in reversed(Path("/proc/self/maps").read_text("utf-8", "replace").splitlines()):
         fields = line.split(maxsplit=5)
         if len(fields) == 6 and fields[5] in paths:
             first, last = (int(address, 16) for address in fields[0].split("-"))

@@ -57,14 +57,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if invocation is not None and invocation.debug:
             _print_traceback()
-        _say(f"error: {error} [os-error]")
+        _say_folded(f"error: {error} [os-error]")
         _abandon_stdout()
         return 1
     except Exception as error:
         if invocation is not None and invocation.debug:
             _print_traceback()
         first_line = (str(error).splitlines() or [""])[0]
-        _say(
+        _say_folded(
             f"internal error: {type(error).__name__}: {first_line} "
             "(run with --debug for the traceback)"
         )
@@ -147,7 +147,15 @@ def _is_terminal(stream: Any) -> bool:
 def _report(error: MoechatError) -> None:
     from moechat.terminal.sinks import format_error
 
-    _say(format_error(error))
+    _say_folded(format_error(error))
+
+
+def _say_folded(line: str) -> None:
+    from moechat.terminal.size import fold_words
+
+    with contextlib.suppress(OSError, ValueError):  # stderr is closed: _say is silent, too
+        line = fold_words(line, sys.stderr)
+    _say(line)
 
 
 def _say(line: str) -> None:

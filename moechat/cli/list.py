@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from typing import Any
 
 import typer
@@ -18,18 +19,22 @@ def list_models(as_json: options.AsJson = False, debug: options.Debug = False) -
       moechat list
       moechat list --json | jq -r '.models[] | select(.present) | .name'
     """
+    from moechat.cli.parameters import parameters_of, parameters_text
     from moechat.registry import load_registry
     from moechat.terminal.neutralise import one_line
+    from moechat.terminal.table import columns_of, table_lines
 
     registry = load_registry()
     rows: list[dict[str, Any]] = []
     for name, entry in registry.entries.items():
         folder = registry.local_folder(name)
+        present = folder is not None and os.path.exists(folder)
         row = {
             "name": name,
             "architecture": entry.get("architecture"),
+            **parameters_of(name, entry, folder if present else None),
             "size_bytes": entry.get("size_bytes"),
-            "present": folder is not None and os.path.isdir(folder),
+            "present": present,
             "folder": None if folder is None else str(folder),
             "context_tokens": _table(entry, "limits").get("context_tokens"),
             "license": entry.get("license"),
@@ -39,21 +44,20 @@ def list_models(as_json: options.AsJson = False, debug: options.Debug = False) -
     if as_json:
         typer.echo(json.dumps({"models": rows}, indent=2))
         return 0
-    table = [("NAME", "SIZE", "HERE", "CONTEXT", "LICENSE")]
+    table = [("NAME", "PARAMETERS", "SIZE", "HERE", "CONTEXT", "LICENSE")]
     for row in rows:
         table.append(
             (
                 one_line(row["name"]),
+                parameters_text(row),
                 format_bytes(row.get("size_bytes")),
                 "yes" if row["present"] else "no",
                 one_line(str(row.get("context_tokens", "-"))),
                 one_line(str(row.get("license", "-"))),
             )
         )
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for line in table:
-        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        typer.echo("  ".join(cells).rstrip())
+    for line in table_lines(table, columns_of(sys.stdout)):
+        typer.echo(line)
     return 0
 
 

@@ -71,6 +71,8 @@ def run(
     where index counts the lines of stdin from 0. What the model thought before its answer is
     "reasoning", beside "text".
     """
+    from moechat.terminal.size import fold_words
+
     given: dict[str, Any] = {
         "temperature": temperature,
         "top_k": top_k,
@@ -105,9 +107,9 @@ def run(
         engine = open_(resolved.path, **settings)
         try:
             if resident and engine.residency is not None and shown_stats == "line":
-                print(engine.residency.line, file=sys.stderr)
+                print(fold_words(engine.residency.line, sys.stderr), file=sys.stderr)
             if notice := engine.notice:
-                print(notice, file=sys.stderr)
+                print(fold_words(notice, sys.stderr), file=sys.stderr)
             # The lines of a batch get the system text one by one.
             conversation = new_conversation(engine, "" if batch else system_text)
             for name, value in switches.items():

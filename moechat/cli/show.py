@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,27 @@ from moechat.cli.list import format_bytes
 if TYPE_CHECKING:
     from moechat.engine.model_files import ModelFiles
 
-_VALUE_COLUMN = 28
+# What is there of these comes in this order, then the rest.
+_ORDER = (
+    "name",
+    "architecture",
+    "parameters",
+    "active_parameters",
+    "size_bytes",
+    "context_tokens",
+    "license",
+    "source",
+    "present",
+    "folder",
+    "precision",
+    "format_bytes",
+    "geometry",
+    "kv_bytes_per_token",
+    "defaults",
+    "chat_template",
+    "instruction_set",
+    "files",
+)
 _ENTRY_KEYS = ("architecture", "license", "source", "precision", "size_bytes")
 
 
@@ -41,13 +61,16 @@ def show(
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
         return 0
-    for line in _lines(facts):
+    from moechat.terminal.table import columns_of, table_lines
+
+    for line in table_lines(_rows(facts), columns_of(sys.stdout)):
         typer.echo(line)
     return 0
 
 
 def _facts(model: str) -> dict[str, Any]:
-    """All that is known; what is not known is left out. Raises ModelNotFound."""
+    """All that is known, in _ORDER; what is not known is left out. Raises ModelNotFound."""
+    from moechat.cli.parameters import parameters_of
     from moechat.engine.loading import choose_instruction_set
     from moechat.registry import load_registry
 
@@ -55,7 +78,7 @@ def _facts(model: str) -> dict[str, Any]:
     entry = registry.entries.get(model)
     folder = registry.local_folder(model) if entry is not None else None
     facts: dict[str, Any] = {"name": model, "present": False}
-    if entry is None or (folder is not None and os.path.isdir(folder)):
+    if entry is None or (folder is not None and os.path.exists(folder)):
         resolved = registry.resolve(model)
         facts |= {"name": resolved.name, "present": True, "folder": str(resolved.path)}
         folder = resolved.path
@@ -68,8 +91,10 @@ def _facts(model: str) -> dict[str, Any]:
         if isinstance(limits, dict) and "context_tokens" in limits:
             facts["context_tokens"] = limits["context_tokens"]
     facts |= _kv_bytes(facts.get("geometry"))
+    facts |= parameters_of(model, entry, folder if facts["present"] else None)
     facts["instruction_set"] = choose_instruction_set()
-    return facts
+    known = [key for key in _ORDER if key in facts]
+    return {key: facts[key] for key in [*known, *(key for key in facts if key not in known)]}
 
 
 def _facts_of_files(path: Path) -> dict[str, Any]:
@@ -87,11 +112,11 @@ def _facts_of_files(path: Path) -> dict[str, Any]:
         "chat_template": files.has_chat_template(),
         "files": _files(path) if path.is_dir() else _sizes(files.weight_files),
         "size_bytes": sum(file.stat().st_size for file in files.weight_files),
-    } | _weights(files)
+    } | _formats(files)
 
 
-def _weights(files: ModelFiles) -> dict[str, Any]:
-    """Parameters, and bytes by storage format; nothing where the weights cannot be opened."""
+def _formats(files: ModelFiles) -> dict[str, dict[str, int]]:
+    """Bytes by storage format; nothing where the weights cannot be opened."""
     from moechat.errors import MoechatError
 
     try:
@@ -103,10 +128,7 @@ def _weights(files: ModelFiles) -> dict[str, Any]:
         parts = (tensor.data, tensor.scale, tensor.zeros, tensor.group_index)
         num_bytes = sum(part.array.nbytes for part in parts if part is not None)
         formats[tensor.format] = formats.get(tensor.format, 0) + num_bytes
-    return {
-        "parameters": sum(math.prod(tensor.spec.shape) for tensor in tensors),
-        "format_bytes": dict(sorted(formats.items(), key=lambda item: -item[1])),
-    }
+    return {"format_bytes": dict(sorted(formats.items(), key=lambda item: -item[1]))}
 
 
 def _sizes(files: Sequence[Path]) -> list[dict[str, Any]]:
@@ -127,42 +149,40 @@ def _kv_bytes(geometry: Any) -> dict[str, dict[str, int]]:
     return {"kv_bytes_per_token": {"bf16": 2 * elements, "exact": 4 * elements}}
 
 
-def _lines(facts: dict[str, Any]) -> list[str]:
-    """The facts for people, one a line, sections indented."""
+def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """The facts for people as label and value, sections indented."""
+    from moechat.cli.parameters import parameters_text
     from moechat.terminal.neutralise import one_line
 
-    lines: list[str] = []
+    rows: list[tuple[str, str]] = []
 
-    def add(label: str, value: Any, indent: str = "") -> None:
+    def add(label: str, value: Any = "", indent: str = "") -> None:
         shown = {True: "yes", False: "no"}[value] if isinstance(value, bool) else value
         if isinstance(shown, (list, tuple)):
             shown = ", ".join(map(str, shown)) or "none"
-        lines.append(
-            f"{indent}{one_line(label):<{_VALUE_COLUMN - len(indent)}}{one_line(str(shown))}"
-        )
+        rows.append((indent + one_line(label), one_line(str(shown))))
 
     titles = {"defaults": "sampling defaults", "kv_bytes_per_token": "KV bytes a token"}
     for key, value in facts.items():
         label = titles.get(key, key.replace("_", " "))
         if key == "files" and isinstance(value, list):
-            lines.append("files")
+            add("files")
             for file in value:
                 add(format_bytes(file.get("size_bytes")), file.get("name"), "  ")
         elif key == "format_bytes" and isinstance(value, dict):
-            lines.append("formats")
+            add("formats")
             for format_, size_bytes in value.items():
                 add(format_, format_bytes(size_bytes), "  ")
         elif key == "parameters":
-            add(label, f"{value:,}")
+            add(label, parameters_text(facts))
+        elif key == "active_parameters":
+            pass  # beside the others
         elif key == "size_bytes":
             add("weights", format_bytes(value))
         elif isinstance(value, dict):
-            if value:
-                lines.append(one_line(label))
-            else:
-                add(label, "none")
+            add(label, "" if value else "none")
             for name, item in value.items():
                 add(name, item, "  ")
         else:
             add(label, value)
-    return lines
+    return rows

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from moechat import _native
-from moechat.engine.free_memory import free_memory_bytes, free_node_bytes
 from moechat.engine.loading import LoadedModel
 from moechat.errors import DoesNotFit, from_native
+from moechat.weights.free_memory import free_memory_bytes, free_node_bytes
 
 Nodes = Sequence[tuple[int, list[int]]]  # number (-1: none, memory is not bound), CPUs
 Progress = Callable[[int, int], None]  # bytes done, bytes in all

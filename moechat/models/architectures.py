@@ -16,9 +16,7 @@ from moechat.models.decoder_config import HARMLESS
 from moechat.models.draft_tensors import stored_draft_table
 from moechat.models.name_listing import name_listing
 from moechat.models.quantization import Quantization, read_quantization
-from moechat.models.quantized_parts import StoredParts, bind_tensor
 from moechat.models.spec import BoundTensor, ModelSpec, TensorSource, TensorSpec, TensorView
-from moechat.models.tied_head import take_stored_head
 
 # config.json's architecture string: the folder of this package that implements it
 _FOLDERS = {
@@ -143,6 +141,10 @@ def bind_tensors(
     left-over or misshapen tensors, ArchitectureUnsupported for element types that have no kernel,
     BadParameter when there is no layer to draft with.
     """
+    # Imported here, with numpy: whoever only counts tensors needs neither.
+    from moechat.models.quantized_parts import StoredParts, bind_tensor
+    from moechat.models.tied_head import take_stored_head
+
     stored = checkpoint.tensors
     quantization = read_quantization(ConfigReader(config))
     parts = StoredParts(stored)

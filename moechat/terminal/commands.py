@@ -68,8 +68,7 @@ def _help(chat: Chat, argument: str) -> None:
         ("Ctrl-C", "stop the answer, or clear the line; twice: leave at once"),
         ("Ctrl-D", "leave"),
     ]
-    width = max(len(left) for left, _ in rows)
-    chat.say("\n".join(f"  {left:{width}}  {right}" for left, right in rows))
+    chat.say_table(rows)
 
 
 def _exit(chat: Chat, argument: str) -> int:
@@ -99,8 +98,7 @@ def _set(chat: Chat, argument: str) -> None:
         rows = [row for row in chat.describe_values() if row[0] == known]
     else:
         rows = chat.describe_values()
-    names, values = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)
-    chat.say("\n".join(f"  {row[0]:{names}}  {row[1]:{values}}  {row[2]}" for row in rows))
+    chat.say_table(rows)
 
 
 def _stats(chat: Chat, argument: str) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from moechat.terminal.neutralise import one_line
+
 PROMPT = "> "
 CONTINUATION = "  "
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -26,12 +28,14 @@ class Editor:
     ) -> None:
         from prompt_toolkit import PromptSession
 
+        self._history = _history(history_path)
+        self._has_told = False
         self._session: Any = PromptSession(
             PROMPT,
             multiline=True,  # Enter is bound below: this only lets newlines into the text
             prompt_continuation=CONTINUATION,
             key_bindings=_bindings(),
-            history=_history(history_path),
+            history=self._history,
             completer=_completer(commands),
             complete_while_typing=False,
             enable_suspend=True,
@@ -44,6 +48,18 @@ class Editor:
         Raises KeyboardInterrupt for Ctrl-C and EOFError for Ctrl-D, both on an empty line.
         """
         return _clean(self._session.prompt())
+
+    def take_history_failure(self) -> str:
+        """Why what was typed cannot be kept, and what helps; told once, "" otherwise."""
+        failure: OSError | None = getattr(self._history, "failure", None)
+        if failure is None or self._has_told:
+            return ""
+        self._has_told = True
+        why = f"{self._history.filename} cannot be used ({failure.strerror or failure})"
+        return one_line(
+            f"[what you type is not kept for the next chat: {why}. Make it writable, set "
+            "MOECHAT_HOME to another folder, or start with --no-history.]"
+        )
 
 
 def _output() -> Any:
@@ -65,6 +81,7 @@ def _bindings() -> Any:
     from prompt_toolkit.application import get_app
     from prompt_toolkit.filters import Condition, is_searching
     from prompt_toolkit.key_binding import KeyBindings
+    from prompt_toolkit.utils import is_dumb_terminal
 
     bindings = KeyBindings()
     editing = ~is_searching
@@ -91,6 +108,13 @@ def _bindings() -> Any:
     def leave(event: Any) -> None:
         event.app.exit(exception=EOFError(), style="class:exiting")
 
+    # There the library shows typed letters only: what these bring would be sent unseen.
+    for keys in ("up", "down", "c-p", "c-n", "c-r", "c-s", "tab"):
+
+        @bindings.add(keys, filter=Condition(is_dumb_terminal))
+        def ignore(event: Any) -> None:
+            pass
+
     return bindings
 
 
@@ -103,12 +127,18 @@ def _history(path: Path | None) -> Any:
     history_file, folder = path, path.parent
 
     class SafeHistory(FileHistory):
-        """A history file that may fail to be read or written: then it is forgotten at the end."""
+        """A history file that may fail to be read or written: then it is forgotten at the end.
+
+        ``failure`` is what the last attempt met.
+        """
+
+        failure: OSError | None = None
 
         def load_history_strings(self) -> Iterable[str]:
             try:
                 return list(super().load_history_strings())
-            except OSError:
+            except OSError as error:
+                self.failure = error
                 return []
 
         def store_string(self, string: str) -> None:
@@ -116,8 +146,8 @@ def _history(path: Path | None) -> Any:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 history_file.touch(mode=0o600)
                 super().store_string(_clean(string))
-            except OSError:
-                pass
+            except OSError as error:
+                self.failure = error
 
     return SafeHistory(str(history_file))
 

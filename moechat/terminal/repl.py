@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,7 +20,8 @@ from moechat.terminal.progress import ProgressLine
 from moechat.terminal.settings import RESET, Settings
 from moechat.terminal.sinks import escapes_allowed, format_error, print_closing
 from moechat.terminal.size import fold_words
-from moechat.terminal.stats_text import stats_line
+from moechat.terminal.stats_text import stats_rows
+from moechat.terminal.table import columns_of, table_lines
 from moechat.terminal.thinking_printer import ThinkingPrinter
 
 if TYPE_CHECKING:
@@ -67,13 +68,16 @@ def run_chat(
     with chat.interrupts:
         while True:
             try:
-                code = chat.obey(editor.read())
+                message = editor.read()
+                if not_kept := editor.take_history_failure():
+                    chat.say(fold_words(not_kept, sys.stderr))
+                code = chat.obey(message)
             except EOFError:
                 return 0
             except KeyboardInterrupt:
                 if chat.interrupts.is_second():
                     return EXIT_INTERRUPTED
-                chat.say(_HINT)
+                chat.say(fold_words(_HINT, sys.stderr))
             else:
                 if code is not None:
                     return code
@@ -105,6 +109,10 @@ class Chat:
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
 
+    def say_table(self, rows: Sequence[Sequence[str]]) -> None:
+        """Rows of the program's own, in columns."""
+        self.say("\n".join(table_lines(rows, columns_of(sys.stderr), indent=2)))
+
     def set_value(self, name: str, text: str) -> None:
         """Set a sampling value or a switch for thinking as typed. Raises BadParameter, Usage."""
         name = name.replace("-", "_").lower()
@@ -125,10 +133,9 @@ class Chat:
 
     def say_stats(self) -> None:
         """The counters of the last answer and how full the context is."""
-        if self._last is not None:
-            self.say(f"last answer: {stats_line(self._last)}")
+        rows = [] if self._last is None else stats_rows(self._last)
         used, limit = self.conversation.used_tokens, self.conversation.context_tokens
-        self.say(f"context: {used} of {limit} tokens used")
+        self.say_table([*rows, ("context", f"{used} of {limit} tokens used")])
 
     def obey(self, text: str) -> int | None:
         """Send a message or run a command; an exit code when the chat is to end. Never raises."""
@@ -207,7 +214,7 @@ class Chat:
     def _report(self, error: Exception, line: str) -> None:
         if self._debug:
             self.say(neutralise("".join(traceback.format_exception(error)).rstrip()))
-        self.say(line)
+        self.say(fold_words(line, sys.stderr))
 
 
 def _history_path() -> Path | None:

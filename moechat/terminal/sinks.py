@@ -100,7 +100,7 @@ def print_closing(
     ``has_text``: there was an answer, not thinking alone.
     """
     note = cut_note(finished, context_tokens, has_text)
-    lines = [f"[{note}]"] if note else []
+    lines = [fold_words(f"[{note}]", stderr)] if note else []
     if stats == "line":
         lines.append(fold_words(f"[{stats_line(finished)}]", stderr))
     elif stats == "json":

@@ -22,8 +22,11 @@ def terminal_size(stream: TextIO) -> tuple[int, int]:
 
 
 def fold_words(line: str, stream: TextIO) -> str:
-    """``line``; for a terminal broken between words, since terminals break anywhere."""
+    """``line``; for a terminal broken between words, since terminals break anywhere.
+
+    A word wider than the terminal stays whole for whoever copies it.
+    """
     if not stream.isatty():
         return line
     columns = max(terminal_size(stream)[0] - 1, 20)
-    return textwrap.fill(line, columns, break_on_hyphens=False)
+    return textwrap.fill(line, columns, break_on_hyphens=False, break_long_words=False)

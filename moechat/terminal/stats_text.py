@@ -7,27 +7,31 @@ import json
 from moechat.events import Finished
 
 
-def stats_line(finished: Finished) -> str:
-    """The counters of an answer for a person, on one line."""
+def stats_rows(finished: Finished) -> list[tuple[str, str]]:
+    """The counters of an answer for a person: what is counted, and the figures."""
     stats = finished.stats
-    prompt = f"prompt {stats.new_prompt_tokens} new + {stats.cached_prompt_tokens} cached"
+    prompt = f"{stats.new_prompt_tokens} new + {stats.cached_prompt_tokens} cached tokens"
     if stats.prefill_seconds:  # a single new token is the decode worker's
         prompt += f", {stats.prefill_tokens_per_second:.0f} tok/s"
-    answer = f"answer {stats.decode_tokens} tokens"
+    answer = f"{stats.decode_tokens} tokens"
     if stats.reasoning_tokens:
         answer += f" ({stats.reasoning_tokens} of thinking)"
-    speed = f"{stats.decode_tokens_per_second:.1f} tok/s"
+    answer += f", {stats.decode_tokens_per_second:.1f} tok/s"
     if stats.drafted:
-        speed += f", {stats.accepted} of {stats.drafted} drafts accepted"
-    return "; ".join(
-        (
-            prompt,
-            f"first token {stats.first_token_seconds:.2f} s",
-            f"{answer}, {speed}",
-            f"seed {stats.seed}",
-            finished.finish_reason,
-        )
-    )
+        answer += f", {stats.accepted} of {stats.drafted} drafts accepted"
+    return [
+        ("prompt", prompt),
+        ("first token", f"{stats.first_token_seconds:.2f} s"),
+        ("answer", answer),
+        ("seed", str(stats.seed)),
+        ("end", finished.finish_reason),
+    ]
+
+
+def stats_line(finished: Finished) -> str:
+    """The same on one line."""
+    *named, (_, reason) = stats_rows(finished)
+    return "; ".join([*(f"{name} {figures}" for name, figures in named), reason])
 
 
 def stats_json(finished: Finished) -> str:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from moechat.errors import CheckpointDamaged
 from moechat.weights.gguf_header import Header, read_header
 from moechat.weights.gguf_types import BY_NAME, PLAIN_DTYPES
-from moechat.weights.mapped import map_file
+from moechat.weights.mapped import map_files
 from moechat.weights.safetensors_header import quoted
 
 
@@ -70,8 +70,7 @@ class GGUFCheckpoint:
         metadata: dict[str, Any] = {}
         tensors: dict[str, GGUFTensor] = {}
         total_bytes = 0
-        for number, path in enumerate(files):
-            content = map_file(path)
+        for number, (path, content) in enumerate(map_files(files)):
             header = read_header(path, content)
             _check_part(path, header, number, len(files))
             if number == 0:  # the other parts repeat nothing but split.*

@@ -20,14 +20,21 @@ LIMIT_SECONDS = 10.0
 
 
 class ChatScreen:
-    """The chat of fakes.py on a screen of 100 x 30."""
+    """The chat of fakes.py on a screen, by default of 100 columns and 30 rows."""
 
-    def __init__(self, home: Path, env: dict[str, str] | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        home: Path,
+        env: dict[str, str] | None = None,
+        size: tuple[int, int] = (100, 30),
+        **options: Any,
+    ) -> None:
         variables = {**os.environ, "MOECHAT_HOME": str(home), "TERM": "xterm-256color"}
         variables["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         variables.pop("NO_COLOR", None)
         variables.update(env or {})
-        self.screen = pyte.HistoryScreen(100, 30, history=5000)
+        self._columns, self._rows = size
+        self.screen = pyte.HistoryScreen(*size, history=5000)
         self._stream = pyte.ByteStream(self.screen)
         self.bytes = b""
         self.is_over = False  # all that the process ever wrote is read
@@ -35,7 +42,7 @@ class ChatScreen:
             sys.executable,
             [str(FAKES), json.dumps(options)],
             env=variables,
-            dimensions=(30, 100),
+            dimensions=size[::-1],
             timeout=LIMIT_SECONDS,
         )
         self.child.delaybeforesend = None
@@ -44,7 +51,9 @@ class ChatScreen:
     @property
     def lines(self) -> list[str]:
         """Scrollback and screen, without blank lines at the end."""
-        top = ["".join(row[x].data for x in range(100)) for row in self.screen.history.top]
+        top = [
+            "".join(row[x].data for x in range(self._columns)) for row in self.screen.history.top
+        ]
         rows = [row.rstrip() for row in [*top, *self.screen.display]]
         return "\n".join(rows).rstrip().split("\n")
 
@@ -55,8 +64,8 @@ class ChatScreen:
     @property
     def dim_text(self) -> str:
         """What is shown dim, line by line."""
-        rows = [*self.screen.history.top, *(self.screen.buffer[y] for y in range(30))]
-        lines = ["".join(row[x].data for x in range(100) if row[x].blink) for row in rows]
+        rows = [*self.screen.history.top, *(self.screen.buffer[y] for y in range(self._rows))]
+        lines = ["".join(row[x].data for x in range(self._columns) if row[x].blink) for row in rows]
         return "\n".join(line for line in lines if line)
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 
 def test_help_lists_every_command(open_chat):
     chat = open_chat()
@@ -58,9 +60,9 @@ def test_too_long_message_changes_nothing_and_stays_in_history(open_chat):
     chat = open_chat(plain=True)
     chat.say("hi", 'got ["hi", 1,')
     chat.say("toolong text", "[prompt-too-long]")
-    letters = "".join(chat.text.split())  # the terminal breaks long lines anywhere
-    assert "has123tokens;thelimitis100" in letters
-    assert "/clearor/undoorastartwithalarger--ctx(upto4096)" in letters
+    words = " ".join(chat.text.split())
+    assert "has 123 tokens; the limit is 100" in words
+    assert "/clear or /undo or a start with a larger --ctx (up to 4096)" in words
     chat.send("\x1b[A")
     chat.wait(lambda: chat.lines[-1] == "> toolong text")
     chat.send("\x03")
@@ -85,8 +87,14 @@ def test_debug_shows_the_traceback(open_chat):
 def test_stats_and_cut(open_chat):
     chat = open_chat(plain=True)
     chat.say("cut", "cut at 1 tokens by the max_tokens limit")
-    assert "7 new + 3 cached" in chat.text and "seed 42" in chat.text
-    chat.say("/stats", "context: 20 of 100 tokens used")
+    words = " ".join(chat.text.split())
+    assert "7 new + 3 cached tokens" in words and "seed 42" in words
+    chat.say("/stats")
+    rows = {
+        name: figures for name, _, figures in (line.strip().partition("  ") for line in chat.lines)
+    }
+    assert rows["context"].strip() == "20 of 100 tokens used"
+    assert rows["first token"] == "0.10 s" and rows["answer"].strip() == "1 tokens, 10.0 tok/s"
 
 
 def test_no_color_gives_raw_text(open_chat):
@@ -98,3 +106,27 @@ def test_markup_and_escapes_in_an_answer_are_text(open_chat):
     chat = open_chat()
     chat.say("hostile", "a[i] [bold] list[int] [/INST] ␛[31m end")
     assert b"\x1b[31m end" not in chat.bytes
+
+
+@pytest.mark.parametrize("columns", [80, 50, 30])
+def test_no_word_of_the_programs_own_is_cut(open_chat, columns):
+    chat = open_chat(plain=True, size=(columns, 24))
+    chat.say("cut", "42")
+    for line in ("/help", "/stats", "/set", "/set warmth 1", "/nosuch", "toolong", "crash"):
+        chat.say(line)
+    words = " ".join(chat.text.split())
+    for text in (
+        "show or set the system text; none removes it",
+        "stop the answer, or clear the line; twice: leave at once",
+        "7 new + 3 cached tokens, 70 tok/s",
+        "context 20 of 100 tokens used",
+        "repetition_penalty 1.0 default",
+        "[cut at 1 tokens by the max_tokens limit]",
+        "there is no setting 'warmth'. Settings: temperature,",
+        "there is no command '/nosuch'. /help lists them;",
+        "What helps: /clear or /undo or a start with a larger --ctx (up to 4096).",
+        "(run with --debug for the traceback)",
+    ):
+        assert text in words
+    own = [line for line in chat.lines if not line.startswith("got ")]
+    assert all(len(line) < columns for line in own)

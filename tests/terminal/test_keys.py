@@ -94,3 +94,30 @@ def test_dumb_terminal(open_chat):
     assert b"\x1b[3" not in chat.bytes and b"\x1b[1m" not in chat.bytes
     chat.send("\x04")
     assert chat.exit_code() == 0
+
+
+def test_history_that_cannot_be_kept_is_told_once(open_chat, tmp_path):
+    (tmp_path / "state").write_text("a file where a folder should be")
+    chat = open_chat(plain=True)
+    chat.say("one", "got")
+    words = " ".join(chat.text.split())
+    assert "what you type is not kept for the next chat:" in words
+    assert f"{tmp_path}/state/history cannot be used (File exists)." in words
+    assert "set MOECHAT_HOME to another folder, or start with --no-history." in words
+    chat.say("two", "got")
+    assert chat.text.count("is not kept") == 1
+
+
+def test_history_that_cannot_be_read_is_told(open_chat, tmp_path):
+    (tmp_path / "state" / "history").mkdir(parents=True)
+    chat = open_chat(plain=True)
+    chat.say("one", "got")
+    assert "is not kept" in chat.text
+
+
+def test_a_dumb_terminal_sends_nothing_unseen(open_chat):
+    chat = open_chat(env={"TERM": "dumb"})
+    chat.say("hello", "got")
+    for keys in ("\x1b[A", "\x10", "\x12", "\x1b[B", "\t"):
+        chat.send(keys)
+    chat.say("x", 'got ["x", 3,')

@@ -105,7 +105,7 @@ def test_drafts_are_counted_where_there_were_any():
 
 
 def test_no_prefill_rate_without_a_prefill():
-    assert "9 cached; first token" in stats_line(Finished("stop", "", TurnStats(1, 9)))
+    assert "9 cached tokens; first token" in stats_line(Finished("stop", "", TurnStats(1, 9)))
 
 
 def test_stats_line_is_broken_between_words_on_terminals(monkeypatch):

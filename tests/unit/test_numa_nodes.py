@@ -7,7 +7,7 @@ import os
 import pytest
 
 from moechat import _native
-from moechat.engine.free_memory import free_memory_bytes, free_node_bytes
+from moechat.weights.free_memory import free_memory_bytes, free_node_bytes
 
 CPUS = sorted(os.sched_getaffinity(0))
 

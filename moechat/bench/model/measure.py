@@ -18,7 +18,7 @@ from moechat.bench.status_line import Show
 from moechat.engine.engine import Engine
 from moechat.errors import ModelNotFound
 from moechat.registry import load_registry
-from moechat.weights.mapped import map_file
+from moechat.weights.mapped import map_files
 
 _FIRST_PROMPT, _FIRST_CONTEXT = 128, 1024
 _READ_SECONDS = 0.15  # of a burst of reading
@@ -85,7 +85,7 @@ class Turns:
         self._notes += thread_notes([engines[-1].threads])
         files = list(files)
         pools = {engines[0].threads: engines[0].pool}
-        self._reader = Reader([map_file(path) for path in files], pools, _READ_SECONDS)
+        self._reader = Reader([content for _, content in map_files(files)], pools, _READ_SECONDS)
         show("reading the weights")
         self._pages_mapped = populate(files, available_memory_bytes())
 

@@ -98,3 +98,12 @@ def test_trouble_outside_the_engine_is_at_most_one_line(moechat, monkeypatch, er
     result = moechat("run", "mini", "q")
     assert result.code == code
     assert result.stderr.count("\n") == (1 if words else 0) and words in result.stderr
+
+
+def test_errors_break_between_words(moechat, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    whole = moechat("show", "nosuch").stderr
+    folded = moechat("show", "nosuch", terminals="e").stderr
+    assert whole.count("\n") == 1
+    assert folded.count("\n") > 3 and folded.split() == whole.split()
+    assert all(len(line) < 40 for line in folded.splitlines())

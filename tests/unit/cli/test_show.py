@@ -1,6 +1,7 @@
 """``moechat show``."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -41,6 +42,23 @@ def test_show_works_without_weights_for_a_known_model(moechat):
     assert result.code == 0 and facts["present"] is False
     assert facts["kv_bytes_per_token"]["bf16"] == 61 * (512 + 64) * 2
     assert facts["source"] == {"repository": "deepseek-ai/DeepSeek-V3"}
+
+
+@pytest.mark.parametrize("name", ["mini", "deepseek-v3"])
+def test_the_order_of_keys_is_the_same_for_all(moechat, name):
+    keys = list(json.loads(moechat("show", name, "--json").stdout))
+    assert keys[:5] == ["name", "architecture", "parameters", "active_parameters", "size_bytes"]
+    common = ["context_tokens", "license", "source", "present", "precision", "geometry"]
+    assert [key for key in keys if key in common] == common
+
+
+def test_show_counts_parameters(moechat):
+    facts = json.loads(moechat("show", "deepseek-v3", "--json").stdout)
+    assert round(facts["parameters"] / 1e9) == 671
+    assert round(facts["active_parameters"] / 1e9) == 37
+    people = moechat("show", "deepseek-v3").stdout
+    assert re.search(r"^parameters +671B \(37B active\)$", people, re.MULTILINE)
+    assert "active parameters" not in people
 
 
 def test_show_reads_a_folder_with_hostile_names(moechat, tmp_path):

@@ -10,7 +10,8 @@ from oracles import oracle_folder
 from safetensors import safe_open
 
 from moechat.errors import CheckpointDamaged, ModelNotFound
-from moechat.weights.mapped import INDEX_NAME, Checkpoint
+from moechat.weights import mapped
+from moechat.weights.mapped import INDEX_NAME, Checkpoint, map_files
 
 ROOT = Path(__file__).parents[3]
 MINI = ROOT / "moechat/data/mini"
@@ -126,17 +127,52 @@ def test_the_mapping_is_shared_and_reading_adds_no_anonymous_memory():
     assert modes == {"r--s"}
 
 
+def flags_of(path):
+    """What the kernel was told of a file's mapping: two letters each."""
+    with open("/proc/self/smaps") as smaps:
+        lines = iter(smaps)
+        assert any(line.rstrip().endswith(str(path)) for line in lines)
+        return next(line for line in lines if line.startswith("VmFlags:")).split()[1:]
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").is_dir(), reason="a kernel without huge pages"
+)
+@pytest.mark.parametrize(
+    ("free_bytes", "large"), [(6_000_000, True), (5_999_999, False), (0, False), (None, False)]
+)
+def test_large_pages_are_asked_for_when_memory_holds_all_files(
+    tmp_path, monkeypatch, free_bytes, large
+):
+    monkeypatch.setattr(mapped, "free_memory_bytes", lambda: free_bytes)
+    paths = [tmp_path / name for name in ("one", "two")]
+    for path in paths:
+        path.write_bytes(bytes(3_000_000))
+    for path, content in map_files(paths):
+        assert content.nbytes == 3_000_000
+        assert ("hg" in flags_of(path)) == large
+
+
+def test_files_before_one_that_is_gone_are_mapped(tmp_path):
+    here = tmp_path / "here"
+    here.write_bytes(b"x")
+    files = map_files([here, tmp_path / "gone"])
+    assert next(files)[1].tobytes() == b"x"
+    with pytest.raises(CheckpointDamaged, match="gone"):
+        next(files)
+
+
 def test_an_array_outlives_close_and_the_last_one_unmaps(sharded):
-    def mapped():
+    def is_mapped():
         with open("/proc/self/maps") as maps:
             return str(sharded) in maps.read()
 
     checkpoint = Checkpoint.open(sharded)
     array = checkpoint.tensors["c"].array
     checkpoint.close()
-    assert array.tobytes() == b"x" and mapped() and checkpoint.tensors == {}
+    assert array.tobytes() == b"x" and is_mapped() and checkpoint.tensors == {}
     del array
-    assert not mapped()
+    assert not is_mapped()
 
 
 def test_a_single_file_needs_no_index_and_no_particular_name(tmp_path):
