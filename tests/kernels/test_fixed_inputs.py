@@ -9,7 +9,6 @@ from reference import Variant, activations, product, rounded_inputs, takes_fixed
 from shapes import Shape
 from tolerances import product_bound
 
-
 FIXED = [Variant("int4", "bf16", (1, 32)), Variant("mxfp4", "e8m0", (1, 32)), Variant("q4_0"),
          Variant("q4_k"), Variant("q5_k"), Variant("q6_k"), Variant("mxfp4_block")]  # fmt: skip
 
