@@ -71,11 +71,12 @@ def synthetic_model(shape: Shape, recipe: Recipe, progress: Progress) -> Iterato
             path = Path(tempfile.mkdtemp(prefix=f"{shape.name}-{recipe.label}-", dir=root))
             stack.callback(_remove, path)
             stack.enter_context(_locked(path))
-        _build(path, shape, recipe, progress)
+        write_model(path, shape, recipe, progress)
         yield SyntheticModel(path, shape, recipe)
 
 
-def _build(path: Path, shape: Shape, recipe: Recipe, progress: Progress) -> None:
+def write_model(path: Path, shape: Shape, recipe: Recipe, progress: Progress) -> None:
+    """Files of a model in an existing folder. Raises DoesNotFit when the disk fills up."""
     parts = stored_parts(shape, recipe)
     num_bytes, done = total_bytes(parts), 0
 

@@ -123,7 +123,9 @@ class Recipe:
         # x of size one stays so; embedding rows are of size one themselves.
         rms = 1.0 if role == "embedding" else inputs**-0.5
         precision: Precision = "bf16"
-        if tensor.matrix and role != "head":
+        if role == "head":
+            precision = self.precisions.get("head", "bf16")
+        elif tensor.matrix:
             precision = self.precisions["experts" if ".experts." in role else "linear"]
         module = name.removesuffix(".weight")
         if precision == "fp8_block":
