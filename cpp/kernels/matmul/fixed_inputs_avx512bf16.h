@@ -24,14 +24,9 @@ struct alignas(64) FixedInputs {
   int16_t values[kFixedColumns];  // two steps, each four registers, in the decoder's order
   int32_t start[kFixedColumns / kStep][16];  // what the sums of a step begin with
   float sums[kFixedColumns / kSumColumns];   // if wanted: in the order of the columns, scale included
-  float scale, minus_bias;
-  float zeros[6];
+  float scale;
+  float zeros[7];
 };
-
-// Sums below 2^22 in magnitude that begin with the bits of this float are floats as they stand: the
-// sum plus the bias. One FMA takes the bias off and scales, `minus_bias` being -kBias times scale.
-constexpr float kBias = 12582912.0f;  // 1.5 * 2^23
-constexpr int32_t kBiasBits = 0x4b400000;
 
 // Where word j of register k of a step comes from, among its 128 columns.
 struct InputOrder {
@@ -62,8 +57,7 @@ template <typename Decoder>
     rounded[i] = _mm512_castsi512_ps(wide);
     largest = _mm512_max_epi32(largest, _mm512_and_si512(wide, magnitude));
   }
-  // So that the powers are normal numbers, and the bias times the scale is finite.
-  constexpr int kFiniteExponent = 243, kLeastExponent = 16;
+  constexpr int kFiniteExponent = 254, kLeastExponent = 16;  // so that the powers are normal numbers
   int exponent = _mm512_reduce_max_epi32(largest) >> 23;
   const bool finite = exponent <= kFiniteExponent;
   exponent = exponent < kLeastExponent ? kLeastExponent : exponent;
@@ -82,7 +76,6 @@ template <typename Decoder>
   };
   for (float& lane : out.zeros) lane = 0;
   out.scale = finite ? inverse * Decoder::kUnit : __builtin_nanf("");
-  out.minus_bias = -kBias * out.scale;
 #pragma GCC unroll 2
   for (int64_t step = 0; step < kFixedColumns; step += kStep) {
     __m512i in[4];
@@ -99,17 +92,12 @@ template <typename Decoder>
       sums = _mm512_dpwssd_epi32(sums, own, _mm512_set1_epi16(-Decoder::kOffset));
       _mm512_store_si512(out.values + step + k * 32, own);
     }
-    _mm512_store_si512(out.start[step / kStep], _mm512_add_epi32(sums, _mm512_set1_epi32(kBiasBits)));
+    _mm512_store_si512(out.start[step / kStep], sums);
   }
 }
 
-// 16 sums that began with `start`, times the scale of the inputs.
+// 16 sums, times the scale of the inputs.
 [[gnu::always_inline]] inline __m512 scaled(__m512i sums, const FixedInputs& input) {
-  return _mm512_fmadd_ps(_mm512_castsi512_ps(sums), _mm512_set1_ps(input.scale),
-                         _mm512_set1_ps(input.minus_bias));
-}
-// 16 sums of any size that began with 0.
-[[gnu::always_inline]] inline __m512 scaled_large(__m512i sums, const FixedInputs& input) {
   return _mm512_mul_ps(_mm512_cvtepi32_ps(sums), _mm512_set1_ps(input.scale));
 }
 

@@ -194,7 +194,7 @@ struct KTile {
     for (int r = 0; r < rows_of_x; ++r)
 #pragma GCC unroll 4
       for (int i = 0; i < kRows; ++i) {
-        total[r][i] = _mm512_fmadd_ps(scaled_large(sums[r][i], input[r]), d[i], total[r][i]);
+        total[r][i] = _mm512_fmadd_ps(scaled(sums[r][i], input[r]), d[i], total[r][i]);
         if constexpr (Block::kSums)
           total[r][i] = _mm512_fmadd_ps(_mm512_load_ps(input[r].sums), minima[i], total[r][i]);
       }

@@ -119,73 +119,96 @@ struct NibbleScales {
   return {_mm512_setzero_si512(), block >= w.cols ? w.cols : block / kStep, 1};
 }
 
-// kRows weight rows against all activation rows. Per (weight row, activation row): four vpdpwssd a
-// step, whose sums are exact, times the two scales into the total; the same whatever kRows and
-// num_rows are. With kSingle (one activation row) the weights never leave the registers.
-template <typename Nibbles, int kRows>
+// The sums of 16 lanes, four each of four groups of 32 columns, of four weight rows, as one: of each
+// group the rows' sums side by side.
+[[gnu::always_inline]] inline __m512i join_sums(const __m512i* rows) {
+  const auto halves = [](__m512i a, __m512i b) {
+    return _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+  };
+  const __m512i first = halves(rows[0], rows[1]), last = halves(rows[2], rows[3]);
+  return _mm512_add_epi32(_mm512_unpacklo_epi64(first, last), _mm512_unpackhi_epi64(first, last));
+}
+// Scales of four rows, the same on the four lanes of a group, in the order of join_sums.
+[[gnu::always_inline]] inline __m512 join_scales(const __m512* rows) {
+  const __m512 first = _mm512_mask_mov_ps(rows[0], 0x2222, rows[1]);
+  const __m512 last = _mm512_mask_mov_ps(rows[2], 0x8888, rows[3]);
+  return _mm512_mask_mov_ps(first, 0xcccc, last);
+}
+// Four rows' totals of every fourth group, summed.
+[[gnu::always_inline]] inline __m128 sum_groups(__m512 total) {
+  const __m256 pairs = _mm256_add_ps(_mm512_castps512_ps256(total), _mm512_extractf32x8_ps(total, 1));
+  return _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1));
+}
+
+constexpr int kNibbleRows = 4;  // weight rows of a tile
+
+// Up to kNibbleRows weight rows against all activation rows. Per (weight row, activation row): the sum
+// of a group of 32 columns, which is exact, times the two scales into one of four totals, in turn;
+// then the totals. With kSingle (one activation row) the weights never leave the registers.
+template <typename Nibbles>
 struct NibbleTile {
   const MatrixView& w;
   const int64_t row;
+  const int64_t rows;  // the last of which stands for those that are missing
   const FixedInputs* x;  // [blocks of kFixedColumns][num_rows]
   const int num_rows;
-  const float* scales;  // [kRows], scale_stride apart
+  const float* scales;  // [kNibbleRows], scale_stride apart
   const int64_t scale_stride;
   const NextRows next;
   const Nibbles nibbles{};
 
-  // Step `half` of the inputs; weight rows `stride` apart.
+  // Step `half` of the inputs.
   template <bool kSingle>
-  [[gnu::always_inline]] void step(const uint8_t* p, int64_t stride, const NibbleScales& order,
-                                   int half, __m512 (*total)[kRows]) {
-    __m512 scale[kRows];
-    __m512i weight[kRows][4];
+  [[gnu::always_inline]] void step(const uint8_t* const* p, int64_t offset,
+                                   const NibbleScales& order, int half, __m512* total) {
+    __m512 scale[kNibbleRows];
+    __m512i weight[kNibbleRows][4];
 #pragma GCC unroll 4
-    for (int i = 0; i < kRows; ++i) {
+    for (int i = 0; i < kNibbleRows; ++i) {
       if constexpr (Nibbles::kScaleInBlock) {
-        scale[i] = Nibbles::scales(p + i * stride);
+        scale[i] = Nibbles::scales(p[i] + offset);
       } else {
         const __m128 four = _mm_loadu_ps(scales + i * scale_stride);
         scale[i] = _mm512_permutexvar_ps(order.index, _mm512_castps128_ps512(four));
       }
-      const __m512i words = Nibbles::words(p + i * stride);
+      const __m512i words = Nibbles::words(p[i] + offset);
       weight[i][0] = nibbles(words);
       weight[i][1] = nibbles(_mm512_srli_epi16(words, 4));
       weight[i][2] = nibbles(_mm512_srli_epi16(words, 8));
       weight[i][3] = nibbles(_mm512_srli_epi16(words, 12));
     }
+    const __m512 joined = join_scales(scale);
     for (int r = 0; r < (kSingle ? 1 : num_rows); ++r) {
       const FixedInputs& input = x[r];
-      __m512i sums[kRows];
+      __m512i sums[kNibbleRows];
 #pragma GCC unroll 4
-      for (int i = 0; i < kRows; ++i) sums[i] = _mm512_load_si512(input.start[half]);
+      for (int i = 0; i < kNibbleRows; ++i) sums[i] = _mm512_load_si512(input.start[half]);
 #pragma GCC unroll 4
       for (int k = 0; k < 4; ++k) {
         const __m512i inputs = _mm512_load_si512(input.values + half * kStep + k * 32);
 #pragma GCC unroll 4
-        for (int i = 0; i < kRows; ++i)
+        for (int i = 0; i < kNibbleRows; ++i)
           sums[i] = _mm512_dpwssd_epi32(sums[i], weight[i][k], inputs);
       }
-#pragma GCC unroll 4
-      for (int i = 0; i < kRows; ++i)
-        total[r][i] = _mm512_fmadd_ps(scaled(sums[i], input), scale[i], total[r][i]);
+      total[r] = _mm512_fmadd_ps(scaled(join_sums(sums), input), joined, total[r]);
     }
   }
 
   template <bool kSingle>
   [[gnu::always_inline]] void run(const NibbleScales& order, float* const* y) {
-    __m512 total[kSingle ? 1 : kMaxGemvRows][kRows];
-    for (int r = 0; r < (kSingle ? 1 : num_rows); ++r)
-      for (int i = 0; i < kRows; ++i) total[r][i] = _mm512_setzero_ps();
-    const uint8_t* p = w.data + row * w.row_stride_bytes;
-    const uint8_t* ahead = next.rows;
-    int64_t left = order.steps;
+    __m512 total[kSingle ? 1 : kMaxGemvRows];
+    for (int r = 0; r < (kSingle ? 1 : num_rows); ++r) total[r] = _mm512_setzero_ps();
+    const uint8_t* p[kNibbleRows];
+    for (int i = 0; i < kNibbleRows; ++i)
+      p[i] = w.data + (row + (i < rows ? i : rows - 1)) * w.row_stride_bytes;
+    int64_t offset = 0, left = order.steps;
     const auto whole_step = [&](int half) {
 #pragma GCC unroll 4
-      for (int i = 0; i < kRows; ++i)
-        _mm_prefetch(reinterpret_cast<const char*>(ahead + i * next.stride_bytes), _MM_HINT_T0);
-      ahead += Nibbles::kStepBytes;
-      step<kSingle>(p, w.row_stride_bytes, order, half, total);
-      p += Nibbles::kStepBytes;
+      for (int i = 0; i < kNibbleRows; ++i)
+        _mm_prefetch(reinterpret_cast<const char*>(next.rows + i * next.stride_bytes + offset),
+                     _MM_HINT_T0);
+      step<kSingle>(p, offset, order, half, total);
+      offset += Nibbles::kStepBytes;
       if (--left == 0) {
         left = order.steps;
         scales += order.stride;
@@ -202,15 +225,18 @@ struct NibbleTile {
       col += kStep;
     }
     if (col < w.cols) {  // bytes of its own, so that none behind the row's last one is read
-      alignas(64) uint8_t bytes[kRows][Nibbles::kStepBytes] = {};
+      alignas(64) uint8_t bytes[kNibbleRows][Nibbles::kStepBytes] = {};
       const Unit unit = unit_of(w.format);
       const int64_t units = (w.cols - col + unit.cols - 1) / unit.cols;
-      for (int i = 0; i < kRows; ++i)
-        std::memcpy(bytes[i], p + i * w.row_stride_bytes, static_cast<size_t>(units * unit.bytes));
-      step<kSingle>(bytes[0], Nibbles::kStepBytes, order, half, total);
+      for (int i = 0; i < kNibbleRows; ++i) {
+        std::memcpy(bytes[i], p[i] + offset, static_cast<size_t>(units * unit.bytes));
+        p[i] = bytes[i];
+      }
+      step<kSingle>(p, 0, order, half, total);
     }
+    const auto used = static_cast<__mmask8>((1 << rows) - 1);
     for (int r = 0; r < (kSingle ? 1 : num_rows); ++r)
-      for (int i = 0; i < kRows; ++i) y[r][row + i] = _mm512_reduce_add_ps(total[r][i]);
+      _mm_mask_storeu_ps(y[r] + row, used, sum_groups(total[r]));
   }
 };
 

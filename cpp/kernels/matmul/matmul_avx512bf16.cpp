@@ -110,23 +110,26 @@ struct Scratch {
   }
 };
 
+// The scales of weight rows [row, row + rows), if they have any, as float32.
+[[gnu::always_inline]] inline void convert_row_scales(const MatrixView& w, int64_t row, int64_t rows,
+                                                      const Scratch& scratch) {
+  if (!has_row_scales(w.format)) return;
+  for (int64_t i = 0; i < rows; ++i)
+    convert_scales(w.scale_type, scale_row(w, row + i), num_scales(w), 1.0f,
+                   scratch.scales + i * scratch.scale_stride);
+}
+
 // function(row, constant of 4 or 1) for the rows, whose scales are then there as float32.
 template <typename Function>
 [[gnu::always_inline]] inline void for_rows(const MatrixView& w, int64_t begin, int64_t end,
                                             const Scratch& scratch, const Function& function) {
-  const auto convert = [&](int64_t row, int rows) {
-    if (!has_row_scales(w.format)) return;
-    for (int i = 0; i < rows; ++i)
-      convert_scales(w.scale_type, scale_row(w, row + i), num_scales(w), 1.0f,
-                     scratch.scales + i * scratch.scale_stride);
-  };
   int64_t row = begin;
   for (; row + kRowsTogether <= end; row += kRowsTogether) {
-    convert(row, kRowsTogether);
+    convert_row_scales(w, row, kRowsTogether, scratch);
     function(row, std::integral_constant<int, kRowsTogether>{});
   }
   for (; row < end; ++row) {
-    convert(row, 1);
+    convert_row_scales(w, row, 1, scratch);
     function(row, std::integral_constant<int, 1>{});
   }
 }
@@ -171,19 +174,22 @@ void gemv_nibbles(const MatrixView& w, int64_t row_begin, int64_t row_end, const
                   int num_rows, float* const* y, const Scratch& scratch) {
   const FixedInputs* inputs = fix_rows<Nibbles>(w, x, num_rows, scratch);
   const NibbleScales order = nibble_scales(w);
-  for_rows(w, row_begin, row_end, scratch, [&](int64_t row, auto rows) {
-    NibbleTile<Nibbles, rows.value> tile{w,
-                                         row,
-                                         inputs,
-                                         num_rows,
-                                         scratch.scales,
-                                         scratch.scale_stride,
-                                         scratch.next(w, row, rows.value, row_end)};
+  for (int64_t row = row_begin; row < row_end; row += kNibbleRows) {
+    const int64_t rows = std::min<int64_t>(row_end - row, kNibbleRows);
+    convert_row_scales(w, row, rows, scratch);
+    NibbleTile<Nibbles> tile{w,
+                             row,
+                             rows,
+                             inputs,
+                             num_rows,
+                             scratch.scales,
+                             scratch.scale_stride,
+                             scratch.next(w, row, rows, row_end)};
     if (num_rows == 1)
       tile.template run<true>(order, y);
     else
       tile.template run<false>(order, y);
-  });
+  }
 }
 
 template <typename Block>
