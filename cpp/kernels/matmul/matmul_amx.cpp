@@ -32,7 +32,7 @@ using namespace matmul_avx512bf16;
 
 #include "kernels/matmul/gemv_amx.inl"
 
-#include "kernels/matmul/gemv_fp8_fma.inl"
+#include "kernels/matmul/gemv_fp8_amx.inl"
 
 void gemv(const MatrixView& w, int64_t row_begin, int64_t row_end, Compute compute,
           const float* const* x, int num_rows, float* const* y, void* scratch, KeptInputs* kept) {

@@ -1,0 +1,341 @@
+// gemv of FP8 weights for 1 to 16 rows of x: one row with float32 FMAs, several with tdpbf16ps, to
+// the same bits.
+//
+// A group's columns are 16 lanes of four pairs. Per lane, the products of even columns are summed
+// by FMA in the order of the pairs, those of odd columns apart, and then the two sums are added:
+// so tdpbf16ps does, when a tile is as narrow as four pairs. Lanes j, 4 + j, 8 + j, 12 + j are added
+// in this order (on tiles: into tile j of sums), and the result times the scale goes into total j.
+// At last the four totals are added. tdpbf16ps flushes denormal results; FMAs are told to. Neither
+// meets denormal inputs: rounding to BF16 flushes those of x, and FP8 has none.
+
+constexpr int64_t kGroupLanes = kGroup / 8;     // of four pairs
+constexpr int64_t kGroupBytes = 2 * kGroup;     // as BF16
+constexpr int64_t kLaneBytes = kGroupBytes / kGroupLanes;
+constexpr int kTotals = 4;
+constexpr int64_t kRowsOfOne = 4;               // weight rows that one row of x meets together
+
+// Denormal results become zero while this lives.
+class FlushDenormals {
+ public:
+  FlushDenormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | _MM_FLUSH_ZERO_ON); }
+  ~FlushDenormals() { _mm_setcsr(before_); }
+  FlushDenormals(const FlushDenormals&) = delete;
+  FlushDenormals& operator=(const FlushDenormals&) = delete;
+
+ private:
+  unsigned before_;
+};
+
+// A NaN's bits depend on the order of operands: all become the same one.
+[[gnu::always_inline]] inline __m512 same_nans(__m512 v) {
+  return _mm512_mask_mov_ps(v, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q),
+                            _mm512_set1_ps(__builtin_nanf("")));
+}
+
+// Four registers of 32 BF16: pair v of lane l stands in register v, word l. `count` columns are
+// read, zeros stand for the others.
+[[gnu::always_inline]] inline void decode_group(const DecoderFP8& decoder, const uint8_t* p,
+                                                int64_t count, __m512i* out) {
+  decoder(p, count, out);
+  decoder(p + kBlock, count < kBlock ? 0 : count - kBlock, out + 2);
+}
+
+[[gnu::always_inline]] inline __m512 even_columns(__m512i pairs) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+}
+[[gnu::always_inline]] inline __m512 odd_columns(__m512i pairs) {
+  return _mm512_castsi512_ps(
+      _mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+
+// What a call's weight rows share. Scales of the rows together: [group of columns][row].
+struct FP8Call {
+  const MatrixView& w;
+  const void* inputs;
+  int num_rows;
+  float* const* y;
+  const float* scales;
+};
+
+// Some weight rows, and those to fetch meanwhile.
+struct FP8Rows {
+  int64_t row, rows;
+  const uint8_t* ahead;
+  int64_t ahead_stride;
+
+  [[gnu::always_inline]] void fetch(int64_t i, int64_t begin) const {
+    const auto* p = reinterpret_cast<const char*>(ahead + i * ahead_stride + begin);
+    _mm_prefetch(p, _MM_HINT_T0);
+    _mm_prefetch(p + kBlock, _MM_HINT_T0);
+  }
+};
+
+// x of one row, group by group: even and odd columns of each register of pairs, as float32.
+void pack_one(const MatrixView& w, const float* x, float* out) {
+  for (Groups g(w); !g.done(); g.next(), out += kGroup) {
+    alignas(64) uint16_t pairs[kGroup];
+    prepare_group(w.format, g, x, pairs);
+    for (int v = 0; v < kVectors; ++v) {
+      const __m512i both = _mm512_load_si512(pairs + 32 * v);
+      _mm512_store_ps(out + 32 * v, even_columns(both));
+      _mm512_store_ps(out + 32 * v + 16, odd_columns(both));
+    }
+  }
+}
+
+// Up to four weight rows by one row of x; fewer are filled up with the last one.
+struct FP8OfOne {
+  const FP8Call& call;
+  const FP8Rows& rows;
+  const DecoderFP8 decoder;
+  const uint8_t* data[kRowsOfOne];
+
+  // Totals of row i in words 4 i to 4 i + 3.
+  template <bool kWhole>
+  [[gnu::always_inline]] __m512 group(const Groups& g, const float* x, __m512 total) const {
+    __m512 sum[kRowsOfOne];
+#pragma GCC unroll 4
+    for (int i = 0; i < kRowsOfOne; ++i) {
+      rows.fetch(i, g.begin);
+      __m512i pairs[kVectors];
+      decode_group(decoder, data[i] + g.begin, kWhole ? kGroup : g.count(), pairs);
+      __m512 even = _mm512_mul_ps(even_columns(pairs[0]), _mm512_load_ps(x));
+      __m512 odd = _mm512_mul_ps(odd_columns(pairs[0]), _mm512_load_ps(x + 16));
+#pragma GCC unroll 4
+      for (int v = 1; v < kVectors; ++v) {
+        even = _mm512_fmadd_ps(even_columns(pairs[v]), _mm512_load_ps(x + 32 * v), even);
+        odd = _mm512_fmadd_ps(odd_columns(pairs[v]), _mm512_load_ps(x + 32 * v + 16), odd);
+      }
+      sum[i] = _mm512_add_ps(even, odd);
+    }
+    const __m512 low01 = _mm512_shuffle_f32x4(sum[0], sum[1], 0x44);
+    const __m512 low23 = _mm512_shuffle_f32x4(sum[2], sum[3], 0x44);
+    const __m512 high01 = _mm512_shuffle_f32x4(sum[0], sum[1], 0xee);
+    const __m512 high23 = _mm512_shuffle_f32x4(sum[2], sum[3], 0xee);
+    __m512 sums = _mm512_add_ps(_mm512_setzero_ps(), _mm512_shuffle_f32x4(low01, low23, 0x88));
+    sums = _mm512_add_ps(sums, _mm512_shuffle_f32x4(low01, low23, 0xdd));
+    sums = _mm512_add_ps(sums, _mm512_shuffle_f32x4(high01, high23, 0x88));
+    sums = _mm512_add_ps(sums, _mm512_shuffle_f32x4(high01, high23, 0xdd));
+    const __m512i row_of_word = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+    const __m512 scales = _mm512_permutexvar_ps(
+        row_of_word, _mm512_castps128_ps512(_mm_load_ps(call.scales + 4 * g.scale_index)));
+    return _mm512_fmadd_ps(sums, scales, total);
+  }
+
+  [[gnu::noinline]] void run() {
+    const FlushDenormals flush;
+    for (int64_t i = 0; i < kRowsOfOne; ++i)
+      data[i] = call.w.data +
+                (rows.row + (i < rows.rows ? i : rows.rows - 1)) * call.w.row_stride_bytes;
+    __m512 total = _mm512_setzero_ps();
+    const auto* x = static_cast<const float*>(call.inputs);
+    for (Groups g(call.w); !g.done(); g.next(), x += kGroup)
+      total = g.count() == kGroup ? group<true>(g, x, total) : group<false>(g, x, total);
+    total = _mm512_add_ps(total, _mm512_permute_ps(total, 0xb1));
+    total = same_nans(_mm512_add_ps(total, _mm512_permute_ps(total, 0x4e)));
+    alignas(64) float words[kLanes];
+    _mm512_store_ps(words, total);
+    for (int64_t i = 0; i < rows.rows; ++i) call.y[0][rows.row + i] = words[4 * i];
+  }
+};
+
+// x of several rows, group by group: for each lane a tile [4 pairs][num_rows][2].
+void pack_many(const MatrixView& w, const float* const* x, int num_rows, uint16_t* out) {
+  for (Groups g(w); !g.done(); g.next(), out += kGroup * num_rows)
+    for (int r = 0; r < num_rows; ++r) {
+      alignas(64) uint16_t pairs[kGroup];
+      prepare_group(w.format, g, x[r], pairs);
+      for (int64_t lane = 0; lane < kGroupLanes; ++lane)
+        for (int64_t v = 0; v < kVectors; ++v)
+          std::memcpy(out + ((lane * kVectors + v) * num_rows + r) * 2,
+                      pairs + v * 32 + lane * 2, 4);
+    }
+}
+
+struct FP8Scratch {
+  alignas(64) uint8_t weights[2][kTileRows * kGroupBytes];  // of this group and the next
+  alignas(64) float sums[2][kTotals][kTileRows * kMaxGemvRows];         // [weight row][row of x]
+  float totals[kTotals][kTileRows * kMaxGemvRows];
+  int32_t row_of_word[kTileRows * kMaxGemvRows];            // of sums
+};
+
+// Tile registers 0-3: sums, 4-5: weights, 6-7: x. Configured while this lives.
+class FP8Registers {
+ public:
+  explicit FP8Registers(int num_rows) {
+    TileConfig config;
+    for (int tile = 0; tile < 8; ++tile)
+      config.row_bytes[tile] = static_cast<uint16_t>(4 * num_rows);
+    config.row_bytes[4] = config.row_bytes[5] = kLaneBytes;
+    config.rows[6] = config.rows[7] = kVectors;
+    __asm__ volatile("" ::"r"(&config) : "memory");  // GCC thinks that eight bytes are read
+    _tile_loadconfig(&config);
+  }
+  ~FP8Registers() { _tile_release(); }
+  FP8Registers(const FP8Registers&) = delete;
+  FP8Registers& operator=(const FP8Registers&) = delete;
+};
+
+// Up to 16 weight rows by several rows of x. What is under way at a time: the products of a group,
+// decoding of the next, scaling of the one before.
+struct FP8OfMany {
+  const FP8Call& call;
+  const FP8Rows& rows;
+  FP8Scratch& scratch;
+  const DecoderFP8 decoder;
+
+  // Lane by lane: 16 bytes each, those of register q of lanes q, 4 + q, 8 + q, 12 + q.
+  [[gnu::always_inline]] void decode_row(const DecoderFP8& tables, const Groups& g, int64_t i,
+                                         uint8_t* weights) const {
+    if (i >= rows.rows) return;
+    rows.fetch(i, g.begin);
+    __m512i pairs[kVectors];
+    const uint8_t* p = call.w.data + (rows.row + i) * call.w.row_stride_bytes + g.begin;
+    if (g.count() == kGroup)
+      decode_group(tables, p, kGroup, pairs);
+    else
+      decode_group(tables, p, g.count(), pairs);
+    const __m512i low01 = _mm512_unpacklo_epi32(pairs[0], pairs[1]);
+    const __m512i low23 = _mm512_unpacklo_epi32(pairs[2], pairs[3]);
+    const __m512i high01 = _mm512_unpackhi_epi32(pairs[0], pairs[1]);
+    const __m512i high23 = _mm512_unpackhi_epi32(pairs[2], pairs[3]);
+    uint8_t* out = weights + i * kGroupBytes;
+    _mm512_store_si512(out, _mm512_unpacklo_epi64(low01, low23));
+    _mm512_store_si512(out + 64, _mm512_unpackhi_epi64(low01, low23));
+    _mm512_store_si512(out + 128, _mm512_unpacklo_epi64(high01, high23));
+    _mm512_store_si512(out + 192, _mm512_unpackhi_epi64(high01, high23));
+  }
+
+  [[gnu::always_inline]] void scale(int64_t index, const float (*sums)[kTileRows * kMaxGemvRows]) {
+    const __m512 scales = _mm512_load_ps(call.scales + kTileRows * index);
+    for (int64_t word = 0; word < kTileRows * call.num_rows; word += kLanes) {
+      const __m512 factor =
+          _mm512_permutexvar_ps(_mm512_load_si512(scratch.row_of_word + word), scales);
+#pragma GCC unroll 4
+      for (int j = 0; j < kTotals; ++j) {
+        float* total = scratch.totals[j] + word;
+        _mm512_store_ps(total, _mm512_fmadd_ps(_mm512_load_ps(sums[j] + word), factor,
+                                               _mm512_load_ps(total)));
+      }
+    }
+  }
+
+  [[gnu::noinline]] void run() {
+    const FlushDenormals flush;
+    const DecoderFP8 tables = decoder;
+    const int64_t x_stride = 4 * call.num_rows, lane_size = 8 * call.num_rows;
+    const auto* x = static_cast<const uint16_t*>(call.inputs);
+    for (auto& total : scratch.totals) std::memset(total, 0, sizeof total);
+    Groups g(call.w);
+    for (int64_t i = 0; i < kTileRows; ++i) decode_row(tables, g, i, scratch.weights[0]);
+    int64_t scaled = -1;  // index of the scales of the group before
+    for (int now = 0; !g.done(); now ^= 1) {
+      const int64_t scale_index = g.scale_index;
+      g.next();
+      const bool more = !g.done();
+      const uint8_t* weights = scratch.weights[now];
+      uint8_t* next = scratch.weights[now ^ 1];
+      _tile_zero(0);
+      _tile_zero(1);
+      _tile_zero(2);
+      _tile_zero(3);
+      for (int64_t lane = 0; lane < kGroupLanes; lane += 4) {
+        __asm__ volatile("" ::: "memory");  // GCC's tile loads do not say that they read memory
+        const uint8_t* quarter = weights + lane / 4 * kLaneBytes;
+        _tile_loadd(4, quarter, kGroupBytes);
+        _tile_loadd(6, x, x_stride);
+        _tile_dpbf16ps(0, 4, 6);
+        if (more) decode_row(tables, g, lane, next);
+        _tile_loadd(5, quarter + 64, kGroupBytes);
+        _tile_loadd(7, x + lane_size, x_stride);
+        _tile_dpbf16ps(1, 5, 7);
+        if (more) decode_row(tables, g, lane + 1, next);
+        _tile_loadd(4, quarter + 128, kGroupBytes);
+        _tile_loadd(6, x + 2 * lane_size, x_stride);
+        _tile_dpbf16ps(2, 4, 6);
+        if (more) decode_row(tables, g, lane + 2, next);
+        _tile_loadd(5, quarter + 192, kGroupBytes);
+        _tile_loadd(7, x + 3 * lane_size, x_stride);
+        _tile_dpbf16ps(3, 5, 7);
+        if (more) decode_row(tables, g, lane + 3, next);
+        x += 4 * lane_size;
+      }
+      __asm__ volatile("" ::: "memory");
+      if (scaled >= 0) scale(scaled, scratch.sums[now ^ 1]);
+      scaled = scale_index;
+      _tile_stored(0, scratch.sums[now][0], x_stride);
+      _tile_stored(1, scratch.sums[now][1], x_stride);
+      _tile_stored(2, scratch.sums[now][2], x_stride);
+      _tile_stored(3, scratch.sums[now][3], x_stride);
+      __asm__ volatile("" ::: "memory");
+      if (!more) scale(scaled, scratch.sums[now]);
+    }
+    float* sum = scratch.totals[0];
+    for (int64_t word = 0; word < kTileRows * call.num_rows; word += kLanes) {
+      const auto total = [&](int j) { return _mm512_load_ps(scratch.totals[j] + word); };
+      _mm512_store_ps(sum + word, same_nans(_mm512_add_ps(_mm512_add_ps(total(0), total(1)),
+                                                          _mm512_add_ps(total(2), total(3)))));
+    }
+    for (int r = 0; r < call.num_rows; ++r)
+      for (int64_t i = 0; i < rows.rows; ++i)
+        call.y[r][rows.row + i] = sum[i * call.num_rows + r];
+  }
+};
+
+// Whether x, padded to whole groups, is not much longer than it was (KeptInputs::fits).
+bool takes_fp8(const MatrixView& w) {
+  return w.format == Format::kFP8 && w.col_step == 1 && w.block_cols >= kGroup &&
+         (w.block_cols % kGroup == 0 || num_scales(w) <= 4);
+}
+
+// Scales of rows [row, row + rows) as [group][kRows]; those of rows that are not there: the last's.
+template <int64_t kRows>
+void load_row_scales(const MatrixView& w, int64_t row, int64_t rows, float* out) {
+  const int64_t count = num_scales(w);
+  for (int64_t i = 0; i < kRows; ++i) {
+    const uint8_t* p = scale_row(w, row + (i < rows ? i : rows - 1));
+    for (int64_t k = 0; k < count; ++k) out[k * kRows + i] = load_scale(w.scale_type, p, k);
+  }
+}
+
+// Decode class.
+void gemv_fp8(const MatrixView& w, int64_t row_begin, int64_t row_end, const float* const* x,
+              int num_rows, float* const* y, void* memory, KeptInputs* kept) {
+  void* inputs = kept != nullptr ? kept->memory : memory;
+  constexpr auto kernel = &gemv_fp8;
+  if (kept == nullptr ||
+      !kept->ready(w, Compute::kBF16, num_rows, reinterpret_cast<const void*>(kernel))) {
+    if (num_rows == 1)
+      pack_one(w, x[0], static_cast<float*>(inputs));
+    else
+      pack_many(w, x, num_rows, static_cast<uint16_t*>(inputs));
+  }
+  float* scales = static_cast<float*>(memory) + (kMaxGemvRows + 1) * kMaxColumns;
+  const FP8Call call{w, inputs, num_rows, y, scales};
+  const int64_t together = num_rows == 1 ? kRowsOfOne : kTileRows;
+  const auto rows_from = [&](int64_t row) {
+    const bool last = row + together >= row_end && kept != nullptr && kept->next_rows != nullptr;
+    const int64_t stride = w.row_stride_bytes;
+    return FP8Rows{row, row_end - row < together ? row_end - row : together,
+                   last ? kept->next_rows : w.data + (row + together) * stride,
+                   last ? kept->next_stride_bytes : stride};
+  };
+  if (num_rows == 1) {
+    for (int64_t row = row_begin; row < row_end; row += together) {
+      const FP8Rows rows = rows_from(row);
+      load_row_scales<kRowsOfOne>(w, row, rows.rows, scales);
+      FP8OfOne{call, rows, {}, {}}.run();
+    }
+    return;
+  }
+  FP8Scratch scratch;
+  std::memset(scratch.weights, 0, sizeof scratch.weights);
+  for (int32_t word = 0; word < kTileRows * num_rows; ++word)
+    scratch.row_of_word[word] = word / num_rows;
+  const FP8Registers registers(num_rows);
+  for (int64_t row = row_begin; row < row_end; row += together) {
+    const FP8Rows rows = rows_from(row);
+    load_row_scales<kTileRows>(w, row, rows.rows, scales);
+    FP8OfMany{call, rows, scratch, {}}.run();
+  }
+}
