@@ -48,6 +48,23 @@ class FlushDenormals {
       _mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
 }
 
+// Words of even place of a and b in turn, those of odd place. Shuffles would do it in one
+// instruction, but all on one port.
+[[gnu::always_inline]] inline __m512i even_words(__m512i a, __m512i b) {
+#ifdef UNP1
+  return _mm512_mask_shuffle_epi32(a, 0xaaaa, b, _MM_PERM_CCAA);
+#endif
+  const __m512i mask = _mm512_set1_epi64(0xffffffff);
+  return _mm512_ternarylogic_epi64(mask, a, _mm512_slli_epi64(b, 32), 0xca);
+}
+[[gnu::always_inline]] inline __m512i odd_words(__m512i a, __m512i b) {
+#ifdef UNP2
+  return _mm512_mask_shuffle_epi32(b, 0x5555, a, _MM_PERM_DDBB);
+#endif
+  const __m512i mask = _mm512_set1_epi64(0xffffffff);
+  return _mm512_ternarylogic_epi64(mask, _mm512_srli_epi64(a, 32), b, 0xca);
+}
+
 // What a call's weight rows share. Scales of the rows together: [group of columns][row].
 struct FP8Call {
   const MatrixView& w;
@@ -185,25 +202,68 @@ struct FP8OfMany {
   const DecoderFP8 decoder;
 
   // Lane by lane: 16 bytes each, those of register q of lanes q, 4 + q, 8 + q, 12 + q.
-  [[gnu::always_inline]] void decode_row(const DecoderFP8& tables, const Groups& g, int64_t i,
-                                         uint8_t* weights) const {
-    if (i >= rows.rows) return;
-    rows.fetch(i, g.begin);
+  template <bool kWhole>
+  [[gnu::always_inline]] static void decode_row(const DecoderFP8& tables, const uint8_t* p,
+                                                int64_t count, uint8_t* out) {
     __m512i pairs[kVectors];
-    const uint8_t* p = call.w.data + (rows.row + i) * call.w.row_stride_bytes + g.begin;
-    if (g.count() == kGroup)
-      decode_group(tables, p, kGroup, pairs);
-    else
-      decode_group(tables, p, g.count(), pairs);
+    decode_group(tables, p, kWhole ? kGroup : count, pairs);
     const __m512i low01 = _mm512_unpacklo_epi32(pairs[0], pairs[1]);
     const __m512i low23 = _mm512_unpacklo_epi32(pairs[2], pairs[3]);
     const __m512i high01 = _mm512_unpackhi_epi32(pairs[0], pairs[1]);
     const __m512i high23 = _mm512_unpackhi_epi32(pairs[2], pairs[3]);
-    uint8_t* out = weights + i * kGroupBytes;
     _mm512_store_si512(out, _mm512_unpacklo_epi64(low01, low23));
     _mm512_store_si512(out + 64, _mm512_unpackhi_epi64(low01, low23));
     _mm512_store_si512(out + 128, _mm512_unpacklo_epi64(high01, high23));
     _mm512_store_si512(out + 192, _mm512_unpackhi_epi64(high01, high23));
+  }
+
+  // A group's products into the tiles of sums; meanwhile the group of `count` columns at p is
+  // decoded to `next`, a row a lane, and what is ahead fetched.
+  template <bool kWhole>
+  [[gnu::always_inline]] void multiply(const uint8_t* weights, const uint16_t* x, const uint8_t* p,
+                                       const uint8_t* ahead, int64_t count, uint8_t* next) const {
+    const DecoderFP8 tables = decoder.in_registers();
+    const int64_t x_stride = 4 * call.num_rows, lane_size = 8 * call.num_rows;
+    const int64_t stride = call.w.row_stride_bytes, ahead_stride = rows.ahead_stride;
+    const uint8_t* const last = p + (rows.rows - 1) * stride;
+    const auto step = [&]() __attribute__((always_inline)) {
+#ifndef NOPF
+      _mm_prefetch(reinterpret_cast<const char*>(ahead), _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(ahead + kBlock), _MM_HINT_T0);
+#endif
+#ifndef NODEC
+      decode_row<kWhole>(tables, p, count, next);
+#endif
+      p = p == last ? p : p + stride;  // rows that are not there: the last one again
+      ahead += ahead_stride;
+      next += kGroupBytes;
+    };
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t lane = 0; lane < kGroupLanes; lane += 4) {
+      __asm__ volatile("" ::: "memory");  // GCC's tile loads do not say that they read memory
+      _tile_loadd(4, weights, kGroupBytes);
+      _tile_loadd(6, x, x_stride);
+      _tile_dpbf16ps(0, 4, 6);
+      step();
+      _tile_loadd(5, weights + 64, kGroupBytes);
+      _tile_loadd(7, x + lane_size, x_stride);
+      _tile_dpbf16ps(1, 5, 7);
+      step();
+      _tile_loadd(4, weights + 128, kGroupBytes);
+      _tile_loadd(6, x + 2 * lane_size, x_stride);
+      _tile_dpbf16ps(2, 4, 6);
+      step();
+      _tile_loadd(5, weights + 192, kGroupBytes);
+      _tile_loadd(7, x + 3 * lane_size, x_stride);
+      _tile_dpbf16ps(3, 5, 7);
+      step();
+      weights += kLaneBytes;
+      x += 4 * lane_size;
+    }
+    __asm__ volatile("" ::: "memory");
   }
 
   [[gnu::always_inline]] void scale(int64_t index, const float (*sums)[kTileRows * kMaxGemvRows]) {
@@ -222,45 +282,26 @@ struct FP8OfMany {
 
   [[gnu::noinline]] void run() {
     const FlushDenormals flush;
-    const DecoderFP8 tables = decoder;
-    const int64_t x_stride = 4 * call.num_rows, lane_size = 8 * call.num_rows;
-    const auto* x = static_cast<const uint16_t*>(call.inputs);
+    const int64_t stride = call.w.row_stride_bytes;
+    const uint8_t* data = call.w.data + rows.row * stride;
     for (auto& total : scratch.totals) std::memset(total, 0, sizeof total);
     Groups g(call.w);
-    for (int64_t i = 0; i < kTileRows; ++i) decode_row(tables, g, i, scratch.weights[0]);
+    for (int64_t i = 0; i < kTileRows; ++i)
+      decode_row<false>(decoder, data + (i < rows.rows ? i : rows.rows - 1) * stride, g.count(),
+                        scratch.weights[0] + i * kGroupBytes);
+    const auto* x = static_cast<const uint16_t*>(call.inputs);
+    const int64_t x_stride = 4 * call.num_rows;
     int64_t scaled = -1;  // index of the scales of the group before
-    for (int now = 0; !g.done(); now ^= 1) {
+    for (int now = 0; !g.done(); now ^= 1, x += kGroup * call.num_rows) {
       const int64_t scale_index = g.scale_index;
       g.next();
-      const bool more = !g.done();
       const uint8_t* weights = scratch.weights[now];
       uint8_t* next = scratch.weights[now ^ 1];
-      _tile_zero(0);
-      _tile_zero(1);
-      _tile_zero(2);
-      _tile_zero(3);
-      for (int64_t lane = 0; lane < kGroupLanes; lane += 4) {
-        __asm__ volatile("" ::: "memory");  // GCC's tile loads do not say that they read memory
-        const uint8_t* quarter = weights + lane / 4 * kLaneBytes;
-        _tile_loadd(4, quarter, kGroupBytes);
-        _tile_loadd(6, x, x_stride);
-        _tile_dpbf16ps(0, 4, 6);
-        if (more) decode_row(tables, g, lane, next);
-        _tile_loadd(5, quarter + 64, kGroupBytes);
-        _tile_loadd(7, x + lane_size, x_stride);
-        _tile_dpbf16ps(1, 5, 7);
-        if (more) decode_row(tables, g, lane + 1, next);
-        _tile_loadd(4, quarter + 128, kGroupBytes);
-        _tile_loadd(6, x + 2 * lane_size, x_stride);
-        _tile_dpbf16ps(2, 4, 6);
-        if (more) decode_row(tables, g, lane + 2, next);
-        _tile_loadd(5, quarter + 192, kGroupBytes);
-        _tile_loadd(7, x + 3 * lane_size, x_stride);
-        _tile_dpbf16ps(3, 5, 7);
-        if (more) decode_row(tables, g, lane + 3, next);
-        x += 4 * lane_size;
-      }
-      __asm__ volatile("" ::: "memory");
+      const int64_t begin = g.done() ? 0 : g.begin;  // the last group decodes in vain
+      if (g.count() == kGroup)
+        multiply<true>(weights, x, data + begin, rows.ahead + begin, kGroup, next);
+      else
+        multiply<false>(weights, x, data + begin, rows.ahead + begin, g.count(), next);
       if (scaled >= 0) scale(scaled, scratch.sums[now ^ 1]);
       scaled = scale_index;
       _tile_stored(0, scratch.sums[now][0], x_stride);
@@ -268,7 +309,7 @@ struct FP8OfMany {
       _tile_stored(2, scratch.sums[now][2], x_stride);
       _tile_stored(3, scratch.sums[now][3], x_stride);
       __asm__ volatile("" ::: "memory");
-      if (!more) scale(scaled, scratch.sums[now]);
+      if (g.done()) scale(scaled, scratch.sums[now]);
     }
     float* sum = scratch.totals[0];
     for (int64_t word = 0; word < kTileRows * call.num_rows; word += kLanes) {
@@ -288,15 +329,33 @@ bool takes_fp8(const MatrixView& w) {
          (w.block_cols % kGroup == 0 || num_scales(w) <= 4);
 }
 
-// Scales of rows [row, row + rows) as [group][kRows]; those of rows that are not there: the last's.
+// Scales of weight rows as [group of columns][kRows]: of rows that are not there, the last's.
 template <int64_t kRows>
-void load_row_scales(const MatrixView& w, int64_t row, int64_t rows, float* out) {
-  const int64_t count = num_scales(w);
-  for (int64_t i = 0; i < kRows; ++i) {
-    const uint8_t* p = scale_row(w, row + (i < rows ? i : rows - 1));
-    for (int64_t k = 0; k < count; ++k) out[k * kRows + i] = load_scale(w.scale_type, p, k);
+class RowScales {
+ public:
+  RowScales(const MatrixView& w, float* memory)
+      : w_(w), count_(num_scales(w)), row_(memory), out_(memory + kMaxColumns) {}
+  const float* get() const { return out_; }
+
+  void load(int64_t row, int64_t rows) {
+    const uint8_t* first = scale_row(w_, row);
+    const bool same = first == scale_row(w_, row + rows - 1);
+    if (same && first == held_) return;  // most often
+    held_ = same ? first : nullptr;
+    for (int64_t i = 0; i < kRows; ++i) {
+      if (i == 0 || (i < rows && !same))
+        convert_scales(w_.scale_type, scale_row(w_, row + i), count_, 1.0f, row_);
+      for (int64_t k = 0; k < count_; ++k) out_[k * kRows + i] = row_[k];
+    }
   }
-}
+
+ private:
+  const MatrixView& w_;
+  const int64_t count_;
+  float* const row_;
+  float* const out_;
+  const uint8_t* held_ = nullptr;  // the row of the grid that all are of
+};
 
 // Decode class.
 void gemv_fp8(const MatrixView& w, int64_t row_begin, int64_t row_end, const float* const* x,
@@ -310,8 +369,7 @@ void gemv_fp8(const MatrixView& w, int64_t row_begin, int64_t row_end, const flo
     else
       pack_many(w, x, num_rows, static_cast<uint16_t*>(inputs));
   }
-  float* scales = static_cast<float*>(memory) + (kMaxGemvRows + 1) * kMaxColumns;
-  const FP8Call call{w, inputs, num_rows, y, scales};
+  float* room = static_cast<float*>(memory) + (kMaxGemvRows + 1) * kMaxColumns;
   const int64_t together = num_rows == 1 ? kRowsOfOne : kTileRows;
   const auto rows_from = [&](int64_t row) {
     const bool last = row + together >= row_end && kept != nullptr && kept->next_rows != nullptr;
@@ -321,9 +379,11 @@ void gemv_fp8(const MatrixView& w, int64_t row_begin, int64_t row_end, const flo
                    last ? kept->next_stride_bytes : stride};
   };
   if (num_rows == 1) {
+    RowScales<kRowsOfOne> scales(w, room);
+    const FP8Call call{w, inputs, num_rows, y, scales.get()};
     for (int64_t row = row_begin; row < row_end; row += together) {
       const FP8Rows rows = rows_from(row);
-      load_row_scales<kRowsOfOne>(w, row, rows.rows, scales);
+      scales.load(row, rows.rows);
       FP8OfOne{call, rows, {}, {}}.run();
     }
     return;
@@ -332,10 +392,12 @@ void gemv_fp8(const MatrixView& w, int64_t row_begin, int64_t row_end, const flo
   std::memset(scratch.weights, 0, sizeof scratch.weights);
   for (int32_t word = 0; word < kTileRows * num_rows; ++word)
     scratch.row_of_word[word] = word / num_rows;
+  RowScales<kTileRows> scales(w, room);
+  const FP8Call call{w, inputs, num_rows, y, scales.get()};
   const FP8Registers registers(num_rows);
   for (int64_t row = row_begin; row < row_end; row += together) {
     const FP8Rows rows = rows_from(row);
-    load_row_scales<kTileRows>(w, row, rows.rows, scales);
+    scales.load(row, rows.rows);
     FP8OfMany{call, rows, scratch, {}}.run();
   }
 }
