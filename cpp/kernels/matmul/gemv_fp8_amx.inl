@@ -1,160 +1,11 @@
-// gemv of FP8 weights for 1 to 16 rows of x: one row with float32 FMAs, several with tdpbf16ps, to
-// the same bits.
-//
-// A group's columns are 16 lanes of four pairs. Per lane, the products of even columns are summed
-// by FMA in the order of the pairs, those of odd columns apart, and then the two sums are added:
-// so tdpbf16ps does, when a tile is as narrow as four pairs. Lanes j, 4 + j, 8 + j, 12 + j are added
-// in this order (on tiles: into tile j of sums), and the result times the scale goes into total j.
-// At last the four totals are added. tdpbf16ps flushes denormal results; FMAs are told to. Neither
-// meets denormal inputs: rounding to BF16 flushes those of x, and FP8 has none.
+// gemv of FP8 weights with tdpbf16ps, for 4 to 16 rows of x at about twice the cost of one; and the
+// choice between it and gemv_fp8_few.inl, which says in what order both add. Weights are decoded to
+// the first cache, a group of 16 weight rows at a time, as tiles [16 weight rows][4 pairs], one a
+// lane.
 
-constexpr int64_t kGroupLanes = kGroup / 8;     // of four pairs
-constexpr int64_t kGroupBytes = 2 * kGroup;     // as BF16
+constexpr int64_t kGroupLanes = kGroup / 8;  // of four pairs
+constexpr int64_t kGroupBytes = 2 * kGroup;  // as BF16
 constexpr int64_t kLaneBytes = kGroupBytes / kGroupLanes;
-constexpr int kTotals = 4;
-constexpr int64_t kRowsOfOne = 4;               // weight rows that one row of x meets together
-
-// Denormal results become zero while this lives.
-class FlushDenormals {
- public:
-  FlushDenormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | _MM_FLUSH_ZERO_ON); }
-  ~FlushDenormals() { _mm_setcsr(before_); }
-  FlushDenormals(const FlushDenormals&) = delete;
-  FlushDenormals& operator=(const FlushDenormals&) = delete;
-
- private:
-  unsigned before_;
-};
-
-// A NaN's bits depend on the order of operands: all become the same one.
-[[gnu::always_inline]] inline __m512 same_nans(__m512 v) {
-  return _mm512_mask_mov_ps(v, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q),
-                            _mm512_set1_ps(__builtin_nanf("")));
-}
-
-// Four registers of 32 BF16: pair v of lane l stands in register v, word l. `count` columns are
-// read, zeros stand for the others.
-[[gnu::always_inline]] inline void decode_group(const DecoderFP8& decoder, const uint8_t* p,
-                                                int64_t count, __m512i* out) {
-  decoder(p, count, out);
-  decoder(p + kBlock, count < kBlock ? 0 : count - kBlock, out + 2);
-}
-
-[[gnu::always_inline]] inline __m512 even_columns(__m512i pairs) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
-}
-[[gnu::always_inline]] inline __m512 odd_columns(__m512i pairs) {
-  return _mm512_castsi512_ps(
-      _mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
-}
-
-// Words of even place of a and b in turn, those of odd place. Shuffles would do it in one
-// instruction, but all on one port.
-[[gnu::always_inline]] inline __m512i even_words(__m512i a, __m512i b) {
-#ifdef UNP1
-  return _mm512_mask_shuffle_epi32(a, 0xaaaa, b, _MM_PERM_CCAA);
-#endif
-  const __m512i mask = _mm512_set1_epi64(0xffffffff);
-  return _mm512_ternarylogic_epi64(mask, a, _mm512_slli_epi64(b, 32), 0xca);
-}
-[[gnu::always_inline]] inline __m512i odd_words(__m512i a, __m512i b) {
-#ifdef UNP2
-  return _mm512_mask_shuffle_epi32(b, 0x5555, a, _MM_PERM_DDBB);
-#endif
-  const __m512i mask = _mm512_set1_epi64(0xffffffff);
-  return _mm512_ternarylogic_epi64(mask, _mm512_srli_epi64(a, 32), b, 0xca);
-}
-
-// What a call's weight rows share. Scales of the rows together: [group of columns][row].
-struct FP8Call {
-  const MatrixView& w;
-  const void* inputs;
-  int num_rows;
-  float* const* y;
-  const float* scales;
-};
-
-// Some weight rows, and those to fetch meanwhile.
-struct FP8Rows {
-  int64_t row, rows;
-  const uint8_t* ahead;
-  int64_t ahead_stride;
-
-  [[gnu::always_inline]] void fetch(int64_t i, int64_t begin) const {
-    const auto* p = reinterpret_cast<const char*>(ahead + i * ahead_stride + begin);
-    _mm_prefetch(p, _MM_HINT_T0);
-    _mm_prefetch(p + kBlock, _MM_HINT_T0);
-  }
-};
-
-// x of one row, group by group: even and odd columns of each register of pairs, as float32.
-void pack_one(const MatrixView& w, const float* x, float* out) {
-  for (Groups g(w); !g.done(); g.next(), out += kGroup) {
-    alignas(64) uint16_t pairs[kGroup];
-    prepare_group(w.format, g, x, pairs);
-    for (int v = 0; v < kVectors; ++v) {
-      const __m512i both = _mm512_load_si512(pairs + 32 * v);
-      _mm512_store_ps(out + 32 * v, even_columns(both));
-      _mm512_store_ps(out + 32 * v + 16, odd_columns(both));
-    }
-  }
-}
-
-// Up to four weight rows by one row of x; fewer are filled up with the last one.
-struct FP8OfOne {
-  const FP8Call& call;
-  const FP8Rows& rows;
-  const DecoderFP8 decoder;
-  const uint8_t* data[kRowsOfOne];
-
-  // Totals of row i in words 4 i to 4 i + 3.
-  template <bool kWhole>
-  [[gnu::always_inline]] __m512 group(const Groups& g, const float* x, __m512 total) const {
-    __m512 sum[kRowsOfOne];
-#pragma GCC unroll 4
-    for (int i = 0; i < kRowsOfOne; ++i) {
-      rows.fetch(i, g.begin);
-      __m512i pairs[kVectors];
-      decode_group(decoder, data[i] + g.begin, kWhole ? kGroup : g.count(), pairs);
-      __m512 even = _mm512_mul_ps(even_columns(pairs[0]), _mm512_load_ps(x));
-      __m512 odd = _mm512_mul_ps(odd_columns(pairs[0]), _mm512_load_ps(x + 16));
-#pragma GCC unroll 4
-      for (int v = 1; v < kVectors; ++v) {
-        even = _mm512_fmadd_ps(even_columns(pairs[v]), _mm512_load_ps(x + 32 * v), even);
-        odd = _mm512_fmadd_ps(odd_columns(pairs[v]), _mm512_load_ps(x + 32 * v + 16), odd);
-      }
-      sum[i] = _mm512_add_ps(even, odd);
-    }
-    const __m512 low01 = _mm512_shuffle_f32x4(sum[0], sum[1], 0x44);
-    const __m512 low23 = _mm512_shuffle_f32x4(sum[2], sum[3], 0x44);
-    const __m512 high01 = _mm512_shuffle_f32x4(sum[0], sum[1], 0xee);
-    const __m512 high23 = _mm512_shuffle_f32x4(sum[2], sum[3], 0xee);
-    __m512 sums = _mm512_add_ps(_mm512_setzero_ps(), _mm512_shuffle_f32x4(low01, low23, 0x88));
-    sums = _mm512_add_ps(sums, _mm512_shuffle_f32x4(low01, low23, 0xdd));
-    sums = _mm512_add_ps(sums, _mm512_shuffle_f32x4(high01, high23, 0x88));
-    sums = _mm512_add_ps(sums, _mm512_shuffle_f32x4(high01, high23, 0xdd));
-    const __m512i row_of_word = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-    const __m512 scales = _mm512_permutexvar_ps(
-        row_of_word, _mm512_castps128_ps512(_mm_load_ps(call.scales + 4 * g.scale_index)));
-    return _mm512_fmadd_ps(sums, scales, total);
-  }
-
-  [[gnu::noinline]] void run() {
-    const FlushDenormals flush;
-    for (int64_t i = 0; i < kRowsOfOne; ++i)
-      data[i] = call.w.data +
-                (rows.row + (i < rows.rows ? i : rows.rows - 1)) * call.w.row_stride_bytes;
-    __m512 total = _mm512_setzero_ps();
-    const auto* x = static_cast<const float*>(call.inputs);
-    for (Groups g(call.w); !g.done(); g.next(), x += kGroup)
-      total = g.count() == kGroup ? group<true>(g, x, total) : group<false>(g, x, total);
-    total = _mm512_add_ps(total, _mm512_permute_ps(total, 0xb1));
-    total = same_nans(_mm512_add_ps(total, _mm512_permute_ps(total, 0x4e)));
-    alignas(64) float words[kLanes];
-    _mm512_store_ps(words, total);
-    for (int64_t i = 0; i < rows.rows; ++i) call.y[0][rows.row + i] = words[4 * i];
-  }
-};
 
 // x of several rows, group by group: for each lane a tile [4 pairs][num_rows][2].
 void pack_many(const MatrixView& w, const float* const* x, int num_rows, uint16_t* out) {
@@ -171,9 +22,9 @@ void pack_many(const MatrixView& w, const float* const* x, int num_rows, uint16_
 
 struct FP8Scratch {
   alignas(64) uint8_t weights[2][kTileRows * kGroupBytes];  // of this group and the next
-  alignas(64) float sums[2][kTotals][kTileRows * kMaxGemvRows];         // [weight row][row of x]
-  float totals[kTotals][kTileRows * kMaxGemvRows];
-  int32_t row_of_word[kTileRows * kMaxGemvRows];            // of sums
+  alignas(64) float sums[2][kTotals][kTileRows * kMaxGemvRows];  // [weight row][row of x]
+  alignas(64) float totals[kTotals][kTileRows * kMaxGemvRows];
+  alignas(64) int32_t row_of_word[kTileRows * kMaxGemvRows];  // of sums
 };
 
 // Tile registers 0-3: sums, 4-5: weights, 6-7: x. Configured while this lives.
@@ -195,7 +46,7 @@ class FP8Registers {
 
 // Up to 16 weight rows by several rows of x. What is under way at a time: the products of a group,
 // decoding of the next, scaling of the one before.
-struct FP8OfMany {
+struct FP8Many {
   const FP8Call& call;
   const FP8Rows& rows;
   FP8Scratch& scratch;
@@ -227,13 +78,9 @@ struct FP8OfMany {
     const int64_t stride = call.w.row_stride_bytes, ahead_stride = rows.ahead_stride;
     const uint8_t* const last = p + (rows.rows - 1) * stride;
     const auto step = [&]() __attribute__((always_inline)) {
-#ifndef NOPF
       _mm_prefetch(reinterpret_cast<const char*>(ahead), _MM_HINT_T0);
       _mm_prefetch(reinterpret_cast<const char*>(ahead + kBlock), _MM_HINT_T0);
-#endif
-#ifndef NODEC
       decode_row<kWhole>(tables, p, count, next);
-#endif
       p = p == last ? p : p + stride;  // rows that are not there: the last one again
       ahead += ahead_stride;
       next += kGroupBytes;
@@ -280,8 +127,7 @@ struct FP8OfMany {
     }
   }
 
-  [[gnu::noinline]] void run() {
-    const FlushDenormals flush;
+  void run() {
     const int64_t stride = call.w.row_stride_bytes;
     const uint8_t* data = call.w.data + rows.row * stride;
     for (auto& total : scratch.totals) std::memset(total, 0, sizeof total);
@@ -357,6 +203,42 @@ class RowScales {
   const uint8_t* held_ = nullptr;  // the row of the grid that all are of
 };
 
+// Up to `together` rows from `row` on; the next as many are fetched, or those the caller expects.
+FP8Rows rows_from(const MatrixView& w, int64_t row, int64_t row_end, int64_t together,
+                  const KeptInputs* kept) {
+  const int64_t rows = row_end - row < together ? row_end - row : together;
+  if (row + together >= row_end && kept != nullptr && kept->next_rows != nullptr)
+    return {row, rows, kept->next_rows, kept->next_stride_bytes};
+  return {row, rows, w.data + (row + together) * w.row_stride_bytes, w.row_stride_bytes};
+}
+
+template <int kInputs>
+void gemv_fp8_few(const MatrixView& w, int64_t row_begin, int64_t row_end, const void* inputs,
+                  float* const* y, float* memory, const KeptInputs* kept) {
+  RowScales<kFewRows> scales(w, memory);
+  const FP8Call call{w, inputs, kInputs, y, scales.get()};
+  for (int64_t row = row_begin; row < row_end; row += kFewRows) {
+    const FP8Rows rows = rows_from(w, row, row_end, kFewRows, kept);
+    scales.load(row, rows.rows);
+    FP8Few<kInputs>{call, rows, {}, {}}.run();
+  }
+}
+
+void gemv_fp8_many(const MatrixView& w, int64_t row_begin, int64_t row_end, const void* inputs,
+                   int num_rows, float* const* y, float* memory, const KeptInputs* kept) {
+  FP8Scratch scratch;
+  for (int32_t word = 0; word < kTileRows * num_rows; ++word)
+    scratch.row_of_word[word] = word / num_rows;
+  RowScales<kTileRows> scales(w, memory);
+  const FP8Call call{w, inputs, num_rows, y, scales.get()};
+  const FP8Registers registers(num_rows);
+  for (int64_t row = row_begin; row < row_end; row += kTileRows) {
+    const FP8Rows rows = rows_from(w, row, row_end, kTileRows, kept);
+    scales.load(row, rows.rows);
+    FP8Many{call, rows, scratch, {}}.run();
+  }
+}
+
 // Decode class.
 void gemv_fp8(const MatrixView& w, int64_t row_begin, int64_t row_end, const float* const* x,
               int num_rows, float* const* y, void* memory, KeptInputs* kept) {
@@ -364,40 +246,17 @@ void gemv_fp8(const MatrixView& w, int64_t row_begin, int64_t row_end, const flo
   constexpr auto kernel = &gemv_fp8;
   if (kept == nullptr ||
       !kept->ready(w, Compute::kBF16, num_rows, reinterpret_cast<const void*>(kernel))) {
-    if (num_rows == 1)
-      pack_one(w, x[0], static_cast<float*>(inputs));
+    if (num_rows <= kFewInputs)
+      pack_few(w, x, num_rows, static_cast<float*>(inputs));
     else
       pack_many(w, x, num_rows, static_cast<uint16_t*>(inputs));
   }
-  float* room = static_cast<float*>(memory) + (kMaxGemvRows + 1) * kMaxColumns;
-  const int64_t together = num_rows == 1 ? kRowsOfOne : kTileRows;
-  const auto rows_from = [&](int64_t row) {
-    const bool last = row + together >= row_end && kept != nullptr && kept->next_rows != nullptr;
-    const int64_t stride = w.row_stride_bytes;
-    return FP8Rows{row, row_end - row < together ? row_end - row : together,
-                   last ? kept->next_rows : w.data + (row + together) * stride,
-                   last ? kept->next_stride_bytes : stride};
-  };
-  if (num_rows == 1) {
-    RowScales<kRowsOfOne> scales(w, room);
-    const FP8Call call{w, inputs, num_rows, y, scales.get()};
-    for (int64_t row = row_begin; row < row_end; row += together) {
-      const FP8Rows rows = rows_from(row);
-      scales.load(row, rows.rows);
-      FP8OfOne{call, rows, {}, {}}.run();
-    }
-    return;
-  }
-  FP8Scratch scratch;
-  std::memset(scratch.weights, 0, sizeof scratch.weights);
-  for (int32_t word = 0; word < kTileRows * num_rows; ++word)
-    scratch.row_of_word[word] = word / num_rows;
-  RowScales<kTileRows> scales(w, room);
-  const FP8Call call{w, inputs, num_rows, y, scales.get()};
-  const FP8Registers registers(num_rows);
-  for (int64_t row = row_begin; row < row_end; row += together) {
-    const FP8Rows rows = rows_from(row);
-    scales.load(row, rows.rows);
-    FP8OfMany{call, rows, scratch, {}}.run();
+  float* rest = static_cast<float*>(memory) + (kMaxGemvRows + 1) * kMaxColumns;
+  static_assert(kFewInputs == 3);
+  switch (num_rows) {
+    case 1: return gemv_fp8_few<1>(w, row_begin, row_end, inputs, y, rest, kept);
+    case 2: return gemv_fp8_few<2>(w, row_begin, row_end, inputs, y, rest, kept);
+    case 3: return gemv_fp8_few<3>(w, row_begin, row_end, inputs, y, rest, kept);
+    default: return gemv_fp8_many(w, row_begin, row_end, inputs, num_rows, y, rest, kept);
   }
 }

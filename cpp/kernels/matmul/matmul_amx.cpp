@@ -1,8 +1,7 @@
-// AMX: gemm, and gemv of BF16 weights, with tdpbf16ps; the rest as with AVX-512 BF16.
+// AMX: gemm, and gemv of BF16 and FP8 weights, with tdpbf16ps; the rest as with AVX-512 BF16.
 #include <immintrin.h>
 
 #include <cstring>
-#include <type_traits>
 
 #include "kernels/matmul/block_amx.h"
 #include "kernels/matmul/decoders_avx512bf16.h"
@@ -31,6 +30,8 @@ using namespace matmul_avx512bf16;
 #include "kernels/matmul/gemm_bf16.inl"
 
 #include "kernels/matmul/gemv_amx.inl"
+
+#include "kernels/matmul/gemv_fp8_few.inl"
 
 #include "kernels/matmul/gemv_fp8_amx.inl"
 
