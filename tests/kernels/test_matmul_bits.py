@@ -50,6 +50,33 @@ def test_a_row_does_not_know_its_neighbours(isa: str, shape: Shape, variant: Var
             assert_same_bits(first, alone[:1], f"{kernel} {compute} beside NaN")
 
 
+# Magnitudes whose sums are denormal, and whose denormal parts a processor may flush or keep.
+TINY = np.array([2.0**-e for e in range(100, 127)] + [2.0**-130, 0], np.float32)
+HUGE = np.array([np.inf, -np.inf, np.nan, 3e38, -3e38, 1e30, 0, 1], np.float32)
+
+
+@BY_VARIANT
+@pytest.mark.parametrize("magnitudes", [TINY, HUGE], ids=["tiny", "huge"])
+def test_hard_rows_do_not_know_their_neighbours(
+    isa: str, variant: Variant, magnitudes: np.ndarray
+) -> None:
+    generator = np.random.default_rng(13)
+    for kind in ("heavy", "subnormal"):
+        weight = random_weight(Shape("hard", 21, 392), variant, 14, kind)
+        for kernel in DECODE_KERNELS:
+            size = (16, inputs_and_outputs(weight.shape, kernel)[0])
+            x = activations(size, "normal", 15)
+            hard = generator.random(size) < (1 if magnitudes is TINY else 0.01)
+            with np.errstate(all="ignore"):
+                x[hard] *= generator.choice(magnitudes, size)[hard]
+            alone = np.concatenate([weight.run(kernel, x[r : r + 1], "bf16") for r in range(16)])
+            alone[np.isnan(alone)] = np.nan  # one NaN is as good as another
+            for count in (2, 3, 4, 16):
+                together = weight.run(kernel, x[:count], "bf16")
+                together[np.isnan(together)] = np.nan
+                assert_same_bits(together, alone[:count], f"{kernel} {kind} {count} rows")
+
+
 @CASES
 def test_splitting_the_range_changes_nothing(isa: str, shape: Shape, variant: Variant) -> None:
     weight = random_weight(shape, variant, 7)

@@ -44,6 +44,13 @@ constexpr ByteTables kTables = make_tables();
   return n >= 64 ? ~0ull : (1ull << n) - 1;
 }
 
+// GCC repeats a load for each instruction that overwrites what was loaded, and prefers to load
+// again what a register could keep.
+[[gnu::always_inline]] inline __m512i loaded_once(__m512i v) {
+  __asm__("" : "+v"(v));
+  return v;
+}
+
 // 64 weights as two registers of BF16. FP8: `even` holds the 8-element pieces 0, 2, 4, 6 of the
 // block, `odd` the pieces 1, 3, 5, 7 (byte unpacking works within 128-bit lanes); the activations
 // are laid out alike. Only the first n weights are read, zeros stand for the others.
@@ -53,9 +60,20 @@ struct DecoderFP8 {
   __m512i low0 = _mm512_load_si512(kTables.low), low1 = _mm512_load_si512(kTables.low + 64);
   __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
 
+  // The same, in registers for the loop that follows.
+  [[gnu::always_inline]] DecoderFP8 in_registers() const {
+    DecoderFP8 copy;
+    copy.high0 = loaded_once(high0);
+    copy.high1 = loaded_once(high1);
+    copy.low0 = loaded_once(low0);
+    copy.low1 = loaded_once(low1);
+    copy.sign = loaded_once(sign);
+    return copy;
+  }
+
   [[gnu::always_inline]] void operator()(const uint8_t* p, int64_t n, __m512i* out) const {
     const __m512i codes =
-        n >= kBlock ? _mm512_loadu_si512(p) : _mm512_maskz_loadu_epi8(first64(n), p);
+        loaded_once(n >= kBlock ? _mm512_loadu_si512(p) : _mm512_maskz_loadu_epi8(first64(n), p));
     __m512i high = _mm512_permutex2var_epi8(high0, codes, high1);
     const __m512i low = _mm512_permutex2var_epi8(low0, codes, low1);
     high = _mm512_ternarylogic_epi32(high, codes, sign, 0xf8);  // high | (codes & sign)

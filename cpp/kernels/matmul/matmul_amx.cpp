@@ -1,4 +1,4 @@
-// AMX: gemm, and gemv of BF16 weights, with tdpbf16ps; the rest as with AVX-512 BF16.
+// AMX: gemm, and gemv of BF16 and FP8 weights, with tdpbf16ps; the rest as with AVX-512 BF16.
 #include <immintrin.h>
 
 #include <cstring>
@@ -31,10 +31,16 @@ using namespace matmul_avx512bf16;
 
 #include "kernels/matmul/gemv_amx.inl"
 
+#include "kernels/matmul/gemv_fp8_few.inl"
+
+#include "kernels/matmul/gemv_fp8_amx.inl"
+
 void gemv(const MatrixView& w, int64_t row_begin, int64_t row_end, Compute compute,
           const float* const* x, int num_rows, float* const* y, void* scratch, KeptInputs* kept) {
   if (compute == Compute::kBF16 && w.format == Format::kBF16 && w.col_step == 1)
     gemv_bf16(w, row_begin, row_end, x, num_rows, y, scratch, kept);
+  else if (compute == Compute::kBF16 && takes_fp8(w))
+    gemv_fp8(w, row_begin, row_end, x, num_rows, y, scratch, kept);
   else
     kMatmulAvx512bf16.gemv(w, row_begin, row_end, compute, x, num_rows, y, scratch, kept);
 }
