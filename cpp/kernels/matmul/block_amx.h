@@ -52,7 +52,7 @@ class Multiplier {
     x_stride_ = strip.chunk.num_tiles * kTileSize;
     const int num_segments = strip.chunk.num_segments;
     const int64_t steps = strip.panels / kPanelsTogether * strip.chunk.num_tiles * kParts;
-    const int64_t lines = (ahead.lines() + steps - 1) / steps;  // evenly: they share the fill buffers
+    const int64_t lines = (ahead.lines() + steps - 1) / steps;  // evenly: fill buffers are few
     for (int64_t panel = 0; panel < strip.panels; panel += kPanelsTogether) {
       for (int s = 0; s < num_segments; ++s) {
         const Segment& segment = strip.chunk.segments[s];

@@ -27,10 +27,10 @@ inline int64_t outputs_per_block(const MatrixView& w) {
 constexpr int64_t kPrefillBlock = 4 * kRowBlock;
 constexpr int64_t kPrefillTasks = 128;             // of a phase: enough for workers to end together
 constexpr int64_t kMaxPrefillOutputs = 2048;
-constexpr int64_t kMaxPrefillProducts = 1 << 18;   // rows times outputs: no task is much the longest
+constexpr int64_t kMaxPrefillProducts = 1 << 18;   // rows times outputs: no task is very long
 
-// Outputs of one prefill task of `num_rows` rows, in a phase that has `num_row_tasks` such groups of
-// rows. Inputs are packed anew for every task, so tasks are as large as workers can afford.
+// Outputs of one prefill task of `num_rows` rows, in a phase that has `num_row_tasks` such groups
+// of rows. Inputs are packed anew for every task, so tasks are as large as workers can afford.
 // kMXFP4 is multiplied in one way or another by what its rows hold, hence always cut alike.
 inline int64_t outputs_per_prefill_block(const MatrixView& w, int64_t num_rows,
                                          int64_t num_row_tasks) {
