@@ -68,9 +68,11 @@ void Prefill::add_rows(Job& job, const char* name, std::function<void(int64_t ro
 
 void Prefill::add_product(Job& job, const char* name, const MatrixView& w, Compute compute,
                           int64_t rows, const float* x, float* y, int64_t y_stride) {
-  const int64_t block = outputs_per_prefill_block(w), tiles = ceil_div(w.outputs(), block);
+  const int64_t row_tasks = ceil_div(rows, kRowsPerTask);
+  const int64_t block = outputs_per_prefill_block(w, std::min(rows, kRowsPerTask), row_tasks);
+  const int64_t tiles = ceil_div(w.outputs(), block);
   job.phases.push_back(
-      {[=] { return tiles * ceil_div(rows, kRowsPerTask); },
+      {[=] { return tiles * row_tasks; },
        [=, self = this, &w](int64_t task, int worker) {
          const int64_t begin = task % tiles * block, row = task / tiles * kRowsPerTask;
          const int64_t count = std::min(kRowsPerTask, rows - row);

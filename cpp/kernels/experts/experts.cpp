@@ -115,6 +115,9 @@ int64_t Experts::split(const ExpertsCall& call, bool down) {
   tasks_.clear();
   node_begin_.clear();
   const bool decode = call.num_rows <= kMaxGemvRows;
+  int64_t row_tasks = 0;
+  for (const Group& group : groups_)
+    row_tasks += (group.count + kPairsPerTask - 1) / kPairsPerTask;
   for (int64_t part = 0; part < num_parts_; ++part) {
     node_begin_.push_back(static_cast<int64_t>(tasks_.size()));
     for (const Group& group : groups_) {
@@ -122,12 +125,14 @@ int64_t Experts::split(const ExpertsCall& call, bool down) {
       const Part own = part_of(*group.mlp, part);
       const MatrixView& w = down ? own.down : own.gate;
       const uint64_t inputs = down ? inputs_of_down(group, part) : group.inputs;
-      const int64_t block = decode ? outputs_per_block(w) : outputs_per_prefill_block(w);
-      for (int64_t pair = 0; pair < group.count; pair += kPairsPerTask)
+      for (int64_t pair = 0; pair < group.count; pair += kPairsPerTask) {
+        const int64_t count = std::min(kPairsPerTask, group.count - pair);
+        const int64_t block = decode ? outputs_per_block(w)
+                                     : outputs_per_prefill_block(w, count, row_tasks);
         for (int64_t row = 0; row < w.outputs(); row += block)
           tasks_.push_back({group.mlp, part, row, std::min(row + block, w.outputs()),
-                            group.first + pair, std::min(kPairsPerTask, group.count - pair),
-                            inputs});
+                            group.first + pair, count, inputs});
+      }
     }
   }
   if (num_parts_ != pool_.topology().num_nodes()) node_begin_.clear();

@@ -51,16 +51,20 @@ class Multiplier {
     __asm__ volatile("" ::: "memory");  // GCC's tile loads do not say that they read memory
     x_stride_ = strip.chunk.num_tiles * kTileSize;
     const int num_segments = strip.chunk.num_segments;
+    const int64_t steps = strip.panels / kPanelsTogether * strip.chunk.num_tiles * kParts;
+    const int64_t lines = (ahead.lines() + steps - 1) / steps;  // evenly: fill buffers are few
     for (int64_t panel = 0; panel < strip.panels; panel += kPanelsTogether) {
-      ahead.step();
       for (int s = 0; s < num_segments; ++s) {
         const Segment& segment = strip.chunk.segments[s];
         const uint16_t* w = strip.weights + segment.tile * kParts * kTileSize;
         const uint16_t* x = strip.inputs + panel * x_stride_ + segment.tile * kTileSize;
         float* last = scratch_.sums[last_.slot];
         multiply_tile<true>(w, x, last);
-        for (int t = 1; t < segment.tiles * kParts; ++t)
+        ahead.fetch(lines);
+        for (int t = 1; t < segment.tiles * kParts; ++t) {
           multiply_tile<false>(w + t * kTileSize, x + t / kParts * kTileSize, last);
+          ahead.fetch(lines);
+        }
         if (last_.complete) scale();
         const int slot = s % kSlots;
         last_ = {strip.sums + panel * kSums, strip.panels * kSums, strip.scales + s - slot, slot,

@@ -67,9 +67,10 @@ class Multiplier {
   // sums += weights times inputs, for all panels.
   void multiply(const Strip& strip, Ahead& ahead) {
     const int64_t blocks = (strip.panels + kBlockPanels - 1) / kBlockPanels;  // nearly equal
+    const int64_t lines = (ahead.lines() + blocks - 1) / blocks;
     for (int64_t block = 0; block < blocks; ++block) {
       const int64_t panel = strip.panels * block / blocks;
-      ahead.step();
+      ahead.fetch(lines);
       switch (strip.panels * (block + 1) / blocks - panel) {
         case 1: multiply_panels<1>(strip, panel); break;
         case 2: multiply_panels<2>(strip, panel); break;

@@ -1,4 +1,4 @@
-// How a product is cut into tasks: by the weight's shape alone, never by the number of threads.
+// How a product is cut into tasks: by the shapes alone, never by the number of threads.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -24,10 +24,22 @@ inline int64_t outputs_per_block(const MatrixView& w) {
   return std::max<int64_t>(1, kBlockBytes / block_bytes(w, block)) * block;
 }
 
-// Outputs of one prefill task. Its inputs are packed once for all of them, which large matrices can
-// afford without leaving workers idle.
-inline int64_t outputs_per_prefill_block(const MatrixView& w) {
-  return w.outputs() >= 2048 ? 8 * kRowBlock : 4 * kRowBlock;
+constexpr int64_t kPrefillBlock = 4 * kRowBlock;
+constexpr int64_t kPrefillTasks = 128;             // of a phase: enough for workers to end together
+constexpr int64_t kMaxPrefillOutputs = 2048;
+constexpr int64_t kMaxPrefillProducts = 1 << 18;   // rows times outputs: no task is very long
+
+// Outputs of one prefill task of `num_rows` rows, in a phase that has `num_row_tasks` such groups
+// of rows. Inputs are packed anew for every task, so tasks are as large as workers can afford.
+// kMXFP4 is multiplied in one way or another by what its rows hold, hence always cut alike.
+inline int64_t outputs_per_prefill_block(const MatrixView& w, int64_t num_rows,
+                                         int64_t num_row_tasks) {
+  if (w.transposed || w.format == Format::kMXFP4)
+    return w.outputs() >= 2048 ? 2 * kPrefillBlock : kPrefillBlock;
+  const int64_t outputs =
+      std::min({w.outputs() * num_row_tasks / kPrefillTasks, kMaxPrefillOutputs,
+                kMaxPrefillProducts / std::max<int64_t>(1, num_rows)});
+  return std::max<int64_t>(1, outputs / kPrefillBlock) * kPrefillBlock;
 }
 
 inline int64_t num_blocks(const MatrixView& w) {

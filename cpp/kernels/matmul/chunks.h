@@ -26,12 +26,14 @@ struct Segment {
 
 struct Chunk {
   int num_segments = 0, num_tiles = 0;
+  bool whole = false;       // nothing but tiles of columns that are all there, one after another
   int64_t first_scale = 0;  // of the first segment, counted from the row's first; +1 a segment
   Segment segments[kMaxChunkTiles];
 
   [[gnu::always_inline]] void push(int64_t col, int64_t count, int tiles, bool sums) {
     segments[num_segments++] = {col, count, num_tiles, tiles, sums};
     num_tiles += tiles;
+    whole = whole && !sums && count == tiles * kTileCols;
   }
 };
 
@@ -53,6 +55,7 @@ class Chunks {
   // False at the end of the row.
   [[gnu::always_inline]] bool next(Chunk& chunk) {
     chunk.num_segments = chunk.num_tiles = 0;
+    chunk.whole = true;
     chunk.first_scale = scale_index_;
     const int needed = cut_.sums ? 9 : cut_.unit_tiles;
     while (col_ < cols_) {
@@ -80,15 +83,25 @@ class Chunks {
   int64_t col_ = 0, scale_index_ = 0;
 };
 
-// Weight bytes that are needed next, brought into the caches a few rows at a time.
+// Weight bytes that are needed later, brought into the second-level cache line by line.
 struct Ahead {
   const uint8_t* row = nullptr;
   int64_t stride_bytes = 0, row_bytes = 0;
-  int64_t rows = 0, rows_a_step = 0;
+  int64_t rows = 0;
+  int64_t byte = 0;  // of the row
 
-  [[gnu::always_inline]] void step() {
-    for (int64_t i = 0; i < rows_a_step && rows > 0; ++i, --rows, row += stride_bytes)
-      for (int64_t byte = 0; byte < row_bytes; byte += 64) __builtin_prefetch(row + byte, 0, 2);
+  [[gnu::always_inline]] int64_t lines() const {
+    return rows > 0 ? rows * ((row_bytes + 63) / 64) : 0;
+  }
+  [[gnu::always_inline]] void fetch(int64_t count) {
+    for (; count > 0 && rows > 0; --count) {
+      __builtin_prefetch(row + byte, 0, 2);
+      byte += 64;
+      if (byte < row_bytes) continue;
+      byte = 0;
+      row += stride_bytes;
+      --rows;
+    }
   }
 };
 

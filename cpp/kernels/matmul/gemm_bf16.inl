@@ -8,7 +8,7 @@
 
 constexpr int64_t kStripTiles = 2;      // tiles of 16 outputs that are decoded together
 constexpr int64_t kMaxPanels = 16;      // of 16 rows of x
-constexpr int64_t kMaxSumTiles = 512;   // of 16 outputs times 16 rows of x: 512 KiB
+constexpr int64_t kMaxSumTiles = 1024;  // of 16 outputs times 16 rows of x: 1 MiB
 constexpr int64_t kChunks = 4;          // that x is packed for
 constexpr int64_t kStepsAhead = 2;      // strips and chunks whose bytes are fetched ahead
 constexpr int64_t kMaxParts = 2;
@@ -35,12 +35,17 @@ void decode_strip(const Tiles& tiles, const MatrixView& w, int64_t row, int64_t 
   int64_t next = 0;  // the first row, from `row` on, with another row of the grid
   Row stored{w.data + row * w.row_stride_bytes, nullptr, w.scale_type};
   for (int64_t n = 0; n < rows; ++n, stored.data += w.row_stride_bytes) {
-    if (grid && n == next) {
+    const bool same_scales = grid && n < next;
+    if (grid && !same_scales) {
       stored.scales = scale_row(w, row + n);
       next += w.block_rows - (n == 0 ? (row + w.row_origin) % w.block_rows : 0);
     }
     tiles.decode(stored, chunk, weights + n / kTileRows * tile_size + n % kTileRows * kTileCols);
-    tiles.scales(stored, chunk, scales + n * kScaleStride);
+    float* own = scales + n * kScaleStride;
+    if (same_scales)
+      store(own, load(own - kScaleStride));
+    else
+      tiles.scales(stored, chunk, own);
   }
 }
 
@@ -58,8 +63,7 @@ void store_sums(const float* sums, int64_t begin, int64_t end, int64_t panels, i
 }
 
 // The bytes of the rows [row, end), one strip at most, in a chunk; none behind the end.
-Ahead look_ahead(const MatrixView& w, int64_t row, int64_t end, const Chunk& chunk,
-                 int64_t panels) {
+Ahead look_ahead(const MatrixView& w, int64_t row, int64_t end, const Chunk& chunk) {
   const Unit unit = unit_of(w.format);
   const Segment& last = chunk.segments[chunk.num_segments - 1];
   const int64_t begin = chunk.segments[0].col, count = last.col + last.count - begin;
@@ -68,7 +72,6 @@ Ahead look_ahead(const MatrixView& w, int64_t row, int64_t end, const Chunk& chu
   ahead.stride_bytes = w.row_stride_bytes;
   ahead.row_bytes = (count + unit.cols - 1) / unit.cols * unit.bytes;
   ahead.rows = end - row < kStripTiles * kTileRows ? end - row : kStripTiles * kTileRows;
-  ahead.rows_a_step = (2 * kStripTiles * kTileRows + panels - 1) / panels;  // for two panels
   return ahead;
 }
 
@@ -113,8 +116,7 @@ void gemm_block(const MatrixView& w, int64_t begin, int64_t end, const float* co
       decode_strip(tiles, w, row, end - row < strip_rows ? end - row : strip_rows, chunk,
                    scratch.weights, scales);
       const int64_t later = step + kStepsAhead;
-      Ahead ahead = look_ahead(w, begin + later / count * strip_rows, end, chunks[later % count],
-                               panels);
+      Ahead ahead = look_ahead(w, begin + later / count * strip_rows, end, chunks[later % count]);
       multiplier.multiply({chunk, scratch.weights, inputs[step % count], scales,
                            scratch.sums + strip * strip_sums, panels},
                           ahead);

@@ -27,6 +27,11 @@ struct PlainTiles {
 // function(tile of the chunk, first column, number of columns) for every tile of columns.
 template <typename Function>
 [[gnu::always_inline]] inline void for_tiles(const Chunk& chunk, const Function& function) {
+  if (chunk.whole) {
+    const int64_t col = chunk.segments[0].col;
+    for (int t = 0; t < chunk.num_tiles; ++t) function(t, col + t * kTileCols, kTileCols);
+    return;
+  }
   for (int s = 0; s < chunk.num_segments; ++s) {
     const Segment& segment = chunk.segments[s];
     if (segment.sums) continue;
@@ -86,8 +91,19 @@ struct TilesFP8 : GridScales {
   [[gnu::always_inline]] static __m512i arrange(__m512i columns) { return columns; }
   static Cut cut(const MatrixView& w) { return {8, kUnit, w.block_cols, false}; }
 
-  const DecoderFP8 decoder;
+  const DecoderFP8 tables;
   [[gnu::always_inline]] void decode(const Row& row, const Chunk& chunk, uint16_t* dst) const {
+    const DecoderFP8 decoder = tables;  // in registers
+    if (chunk.whole) {
+      const uint8_t* codes = row.data + chunk.segments[0].col;
+      for (int t = 0; t < chunk.num_tiles; t += kUnit, codes += kUnit * kTileCols) {
+        __m512i out[kUnit];
+        decoder(codes, kUnit * kTileCols, out);
+        _mm512_store_si512(dst + t * kTileSize, out[0]);
+        _mm512_store_si512(dst + (t + 1) * kTileSize, out[1]);
+      }
+      return;
+    }
     for (int s = 0; s < chunk.num_segments; ++s) {
       const Segment& segment = chunk.segments[s];
       for (int t = 0; t < segment.tiles; t += kUnit) {
