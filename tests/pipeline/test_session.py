@@ -58,6 +58,22 @@ def test_a_fork_is_told_and_does_not_wait(small_oracle, open_engine):
     assert tokens_of(engine.session().generate([5, 6], GREEDY)) == wanted
 
 
+@pytest.mark.parametrize("pause_seconds", [0, 0.2])
+@pytest.mark.parametrize("max_tokens", [60, 200])  # in the pause decode ends, or fills its queue
+def test_how_far_decode_ran_ahead_leaves_no_trace(
+    small_oracle, open_engine, pause_seconds, max_tokens
+):
+    """The token that an answer was cut at is always prefilled by the next request."""
+    session = open_engine(small_oracle).session()
+    long = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_end=True)
+    for event in session.generate([5, 6], long):
+        if event.token_id is not None:
+            time.sleep(pause_seconds)
+            session.cancel()
+    assert event.finish_reason == "cancelled"
+    assert len(session.cache) == len(session) - 1
+
+
 def test_extend_kinds(small_oracle, open_engine):
     session = open_engine(small_oracle, compute="exact").session()
     ids = expected(small_oracle)["prompt_1_ids"].tolist()
