@@ -266,6 +266,8 @@ void register_engine(py::module_& m) {
              check(max_tokens > 0, "max_tokens must be positive");
              check(sampler.vocab() == model.model.dims.vocab, "the sampler has another vocabulary");
              check_holds(cache, position);
+             check(drafter == nullptr || drafter->serves(model.model),
+                   "the drafter belongs to another model");
              if (draft_cache != nullptr) {
                check(model.model.draft != nullptr, "the model has no multi-token-prediction layer");
                check_cache(*model.model.draft, *draft_cache);
@@ -296,7 +298,10 @@ void register_engine(py::module_& m) {
             check(generations[i] != nullptr, "a generation cannot be None");
             check_holds(*generations[i]->cache, generations[i]->position);
             for (size_t j = 0; j < i; ++j)
-              check(generations[i]->cache != generations[j]->cache, "two generations share a cache");
+              check(generations[i]->cache != generations[j]->cache &&
+                        (generations[i]->draft_cache == nullptr ||
+                         generations[i]->draft_cache != generations[j]->draft_cache),
+                    "two generations share a cache");
           }
           const py::gil_scoped_release release;
           generate(step, generations, model.model.dims.vocab, interrupt);

@@ -238,7 +238,7 @@ Model read_model(const py::dict& dims, const py::list& ropes, const py::list& la
           "a layer asks for a rope that is not there");
   }
   if (weights.has("draft.projection"))
-    model.draft = std::make_shared<const Model>(read_draft(weights, model));
+    model.draft = std::make_shared<Model>(read_draft(weights, model));
   return model;
 }
 

@@ -29,6 +29,8 @@ class Drafter {
   virtual ~Drafter() = default;
   // Sets `draft` of every request. May leave any of them out: a draft only saves time.
   virtual void draft(std::vector<DraftRequest>& requests) = 0;
+  // Whether its drafts are tokens of `model`, and hidden states of it are what it takes.
+  virtual bool serves(const Model& model) const = 0;
 };
 
 // The model's multi-token-prediction layer. One for all sessions of the decode thread.
@@ -40,6 +42,7 @@ class MtpDrafter : public Drafter {
   // sampled as the target will be: with the request's sampler and the counter of its position, so
   // that close distributions often choose the same token at any temperature.
   void draft(std::vector<DraftRequest>& requests) override;
+  bool serves(const Model& model) const override { return &step_.model() == model.draft.get(); }
   // Of the last request of the last call: [vocab]. For tests.
   const std::vector<float>& logits() const { return logits_; }
 
@@ -57,6 +60,7 @@ class ScriptedDrafter : public Drafter {
   ScriptedDrafter(std::vector<int32_t> script, int32_t first_position, double hit_rate,
                   uint64_t seed, int64_t vocab);
   void draft(std::vector<DraftRequest>& requests) override;
+  bool serves(const Model& model) const override { return model.dims.vocab == vocab_; }
 
  private:
   std::vector<int32_t> script_;

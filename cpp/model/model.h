@@ -122,7 +122,7 @@ struct Model {
   DraftInput input;
   // The multi-token-prediction layer, as a model of one layer with a head; null when it was not
   // asked for.
-  std::shared_ptr<const Model> draft;
+  std::shared_ptr<Model> draft;
 
   bool is_draft() const { return input.projection.data != nullptr; }
   int64_t rope_pairs() const { return ropes[0].pairs(); }

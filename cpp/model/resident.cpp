@@ -7,6 +7,13 @@
 namespace moechat {
 namespace {
 
+// function(layer) for every layer of the model, its draft layer included.
+template <typename Function>
+void for_layers(Model& model, const Function& function) {
+  for (LayerWeights& layer : model.layers) function(layer);
+  if (model.draft != nullptr) for_layers(*model.draft, function);
+}
+
 // function(mlp) for every MLP of a layer that is computed.
 template <typename Function>
 void for_mlps(LayerWeights& layer, const Function& function) {
@@ -23,8 +30,9 @@ ResidentWeights::ResidentWeights(Model& model, ThreadPool& pool) : model_(model)
   next_copy_.resize(num_nodes);
   node_bytes_.resize(num_nodes);
   memory_.resize(num_nodes);
-  for (LayerWeights& layer : model.layers)
+  for_layers(model, [this](LayerWeights& layer) {
     for_mlps(layer, [this](MlpWeights& mlp) { add(mlp); });
+  });
   for (Plan& plan : plans_)  // only now: the plans stay where they are
     for (size_t n = 0; n < num_nodes; ++n)
       for (MatrixView MlpPart::*matrix : {&MlpPart::gate, &MlpPart::up, &MlpPart::down}) {
@@ -94,16 +102,17 @@ void ResidentWeights::install() {
       throw Status("bad-argument", "the weights are not all resident yet");
   installed_ = true;
   for (Plan& plan : plans_) plan.mlp->parts = plan.parts;
-  for (LayerWeights& layer : model_.layers)
+  for_layers(model_, [](LayerWeights& layer) {
     for_mlps(layer, [&layer](MlpWeights& mlp) {
       layer.num_parts = std::max(layer.num_parts, static_cast<int64_t>(mlp.parts.size()));
     });
+  });
 }
 
 void ResidentWeights::release() {
   if (installed_) {
     for (const Plan& plan : plans_) plan.mlp->parts.clear();
-    for (LayerWeights& layer : model_.layers) layer.num_parts = 1;
+    for_layers(model_, [](LayerWeights& layer) { layer.num_parts = 1; });
   }
   installed_ = false;
   released_ = true;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import threading
 import weakref
 from pathlib import Path
@@ -62,6 +63,7 @@ class Engine:
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._lock = threading.Lock()  # close() against requests that begin
         self._numbers = itertools.count()
+        self._process = os.getpid()
         try:
             if nodes is None:
                 nodes = _native.numa_nodes()
@@ -183,11 +185,17 @@ class Engine:
 
     @property
     def closed(self) -> bool:
-        """Whether close() has run."""
-        return not self._shut_down.alive
+        """Whether nothing works any more: close() has run, or this is a fork, without threads."""
+        return not self._shut_down.alive or os.getpid() != self._process
 
     def check_open(self) -> None:
-        """Raise EngineClosed after close()."""
+        """Raise EngineClosed when nothing works any more."""
+        if os.getpid() != self._process:
+            raise EngineClosed(
+                "the engine is of another process",
+                "its threads stayed there when this one was forked",
+                "Open the model here",
+            )
         if self.closed:
             raise EngineClosed("the engine is closed")
 

@@ -223,6 +223,7 @@ def _generate_events(
     """Tokens as they come. The timeline takes a token when it is yielded; what decode made beyond
     that (it runs ahead of a slow reader, and of a stop string) is dropped at the end."""
     token_seconds: list[float] = []
+    cut = False  # tokens were there that nobody wanted any more
     outcome: object = None
     try:
         finished = False
@@ -239,6 +240,7 @@ def _generate_events(
             finished = finished or isinstance(outcome, Failed)
             for token_id, seconds in tokens:
                 if answer.stopped or cancellation.flag.raised:
+                    cut = True
                     break
                 session.timeline.extend([token_id])
                 token_seconds.append(seconds)
@@ -252,6 +254,9 @@ def _generate_events(
     finally:
         if outcome is None:
             _last_word(inbox, cancellation)
+        # Whether decode had stepped the last token, too, is a matter of timing, and a prefill of it
+        # rounds differently: after an answer that was stopped, later ones would vary.
+        session.truncate(len(session) - 1)
         session.end()
     reason: FinishReason = "cancelled"
     if isinstance(outcome, Failed):
@@ -259,7 +264,10 @@ def _generate_events(
             raise as_moechat_error(outcome.error)
     else:
         decoded = cast("DecodeEnd", outcome)
-        reason = "stop" if answer.stopped else cast("FinishReason", decoded.finish_reason)
+        if answer.stopped:
+            reason = "stop"
+        elif not cut:
+            reason = cast("FinishReason", decoded.finish_reason)
         stats = replace(
             stats,
             decode_tokens=len(token_seconds),

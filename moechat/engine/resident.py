@@ -72,9 +72,12 @@ def make_resident(
 
 
 def _check_fits(node_bytes: Sequence[int], nodes: Sequence[int]) -> None:
-    """DoesNotFit unless the machine, and every node that is a real one, has room."""
+    """DoesNotFit unless the machine, and every node that is a real one, has room.
+
+    Also a single node may be one of several: the only one with CPUs that this process may use.
+    """
     _check("the machine has", sum(node_bytes), free_memory_bytes())
-    if len(nodes) > 1 and min(nodes) >= 0:
+    if min(nodes) >= 0:
         for node, needed, free in zip(nodes, node_bytes, free_node_bytes(nodes)):
             _check(f"NUMA node {node} has", needed, free)
 

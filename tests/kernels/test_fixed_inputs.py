@@ -45,3 +45,15 @@ def test_the_second_rounding_adds_little_to_the_first(kind: str) -> None:
     first = np.linalg.norm(rounded_inputs(x, "bf16") - x)
     both = np.linalg.norm(rounded_inputs(x, "bf16", fixed=True) - x)
     assert first < both <= 1.05 * first
+
+
+@pytest.mark.parametrize("outlier", [0.0, 128.0, 1000.0, 2.0**20])
+def test_the_second_rounding_beside_a_column_that_the_first_keeps(outlier: float) -> None:
+    x = activations((16, 256), "normal", 11)
+    if outlier:
+        x[:, 100] = outlier
+    first = rounded_inputs(x, "bf16")
+    second = np.linalg.norm(rounded_inputs(x, "bf16", fixed=True) - first, axis=1)
+    assert (second <= 2.0**-11 * np.linalg.norm(first, axis=1)).all()
+    if not outlier:
+        assert (second <= 0.01 * np.linalg.norm(first - x, axis=1)).all()

@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import pytest
+from draft_models import agreeing_folder
 from oracles import MINI, expected, oracle_folder
 
 from moechat import SamplingParams
@@ -60,6 +61,24 @@ def test_on_one_node_the_bits_are_those_of_the_mapping(name, open_engine):
         assert own.session().extend(piece).tobytes() == wanted.tobytes()
 
 
+def test_the_draft_layer_is_resident_too(open_engine):
+    folder, texts = agreeing_folder(), []
+    for nodes in (TWO_NODES, TWO_NODES[:1]):
+        engines = [
+            open_engine(folder, resident=True, nodes=nodes, speculate=speculate)
+            for speculate in (False, True)
+        ]
+        plain, drafting = (engine.residency for engine in engines)
+        num_experts = engines[0].spec.moe.num_experts + 1  # the shared one
+        assert drafting.num_resident == plain.num_resident + num_experts
+        assert drafting.num_mapped == plain.num_mapped == 0
+        for engine in engines:
+            *events, last = engine.session().generate(list(range(5, 20)), GREEDY)
+            texts.append([event.token_id for event in events if event.token_id is not None])
+        assert last.stats.accepted > 0
+        assert texts[-1] == texts[-2]
+
+
 def test_memory_is_held_once_and_given_back(open_engine):
     """The copies are anonymous, the files' pages are let go, and close() frees the copies."""
     before = memory_bytes()
@@ -106,8 +125,11 @@ def test_too_little_memory(open_engine, monkeypatch):
     assert memory_bytes() - before < 5e6
 
 
-def test_too_little_memory_on_one_real_node(open_engine, monkeypatch):
-    monkeypatch.setattr(resident, "free_node_bytes", lambda nodes: [10**12, 7_000_000])
+@pytest.mark.parametrize("number", [0, 1])
+def test_too_little_memory_on_one_real_node(open_engine, monkeypatch, number):
+    """Node 0 alone: the process may use its CPUs only, the machine's other nodes have room."""
+    nodes = [(0, []), (1, [])][: number + 1]
+    monkeypatch.setattr(resident, "free_node_bytes", lambda nodes: [10**12] * number + [7_000_000])
     with pytest.raises(DoesNotFit) as caught:
-        open_engine(MINI, resident=True, nodes=[(0, []), (1, [])])
-    assert "NUMA node 1" in caught.value.why and "0.007 GB" in caught.value.why
+        open_engine(MINI, resident=True, nodes=nodes)
+    assert f"NUMA node {number}" in caught.value.why and "0.007 GB" in caught.value.why

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 import subprocess
 import sys
@@ -31,6 +32,46 @@ GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_end=True)
 
 def tokens_of(handle):
     return [event.token_id for event in handle if event.token_id is not None]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_is_told_and_does_not_wait(small_oracle, open_engine):
+    """Threads stay in the process that started them: a child would wait for them forever."""
+    engine = open_engine(small_oracle)
+    session = engine.session()
+    wanted = tokens_of(session.generate([5, 6], GREEDY))
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)
+        code = 1
+        try:
+            with pytest.raises(EngineClosed, match="another process"):
+                list(session.generate([7], GREEDY))
+            session.rewind(1)
+            session.close()
+            engine.close()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert tokens_of(engine.session().generate([5, 6], GREEDY)) == wanted
+
+
+@pytest.mark.parametrize("pause_seconds", [0, 0.2])
+@pytest.mark.parametrize("max_tokens", [60, 200])  # in the pause decode ends, or fills its queue
+def test_how_far_decode_ran_ahead_leaves_no_trace(
+    small_oracle, open_engine, pause_seconds, max_tokens
+):
+    """The token that an answer was cut at is always prefilled by the next request."""
+    session = open_engine(small_oracle).session()
+    long = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_end=True)
+    for event in session.generate([5, 6], long):
+        if event.token_id is not None:
+            time.sleep(pause_seconds)
+            session.cancel()
+    assert event.finish_reason == "cancelled"
+    assert len(session.cache) == len(session) - 1
 
 
 def test_extend_kinds(small_oracle, open_engine):

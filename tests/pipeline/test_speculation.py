@@ -12,7 +12,7 @@ from oracle_formats import Stored
 from oracles import MINI, oracle_folder
 
 from moechat import Engine, SamplingParams, _native
-from moechat.errors import BadParameter, CheckpointDamaged
+from moechat.errors import BadParameter, CheckpointDamaged, MoechatError
 
 PROMPT = list(range(5, 20))
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_end=True)
@@ -240,6 +240,19 @@ def test_without_speculation_nothing_of_the_layer_is_used(open_engine):
     assert read(session.generate(PROMPT, GREEDY))[1].stats.drafted == 0
     with pytest.raises(_native.NativeError, match="no multi-token-prediction layer"):
         _native.MtpDrafter(engine.model.native, _native.ThreadPool(1))
+
+
+def test_a_drafter_of_another_model_is_refused(open_engine):
+    """Its tokens could lie outside the vocabulary, its layer's inputs be of another width."""
+    engine, other = speculating(open_engine), speculating(open_engine)
+    vocab = engine.spec.vocab_size
+    for drafter in (_native.ScriptedDrafter([vocab], 0, 1.0, 5, vocab + 1), other.drafter):
+        session = engine.session()
+        session.drafter = drafter
+        with pytest.raises(MoechatError, match="another model"):
+            read(session.generate(PROMPT, GREEDY))
+        session.drafter = engine.drafter
+        assert read(session.generate(PROMPT, GREEDY))[1].finish_reason == "length"
 
 
 def test_models_without_such_a_layer_are_refused(tmp_path):

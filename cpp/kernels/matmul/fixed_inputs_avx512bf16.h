@@ -2,9 +2,9 @@
 // that suffix.
 //
 // 256 columns share a power of two, 2^(e - 14) with e the exponent of their largest magnitude: what
-// is within a factor of 128 of it keeps all eight bits of its BF16 value, what is smaller is rounded
-// to 2^-15 of it (nearest even). Products with the weights' integers are then summed exactly, by
-// vpdpwssd at four times the rate of vdpbf16ps on Intel's processors.
+// is within a factor of 128 of it keeps all eight bits of its BF16 value, what is smaller is
+// rounded to 2^-15 of it (nearest even). Products with the weights' integers are then summed
+// exactly, by vpdpwssd at four times the rate of vdpbf16ps on Intel's processors.
 #pragma once
 #include <immintrin.h>
 
@@ -15,7 +15,7 @@
 namespace moechat {
 namespace matmul_avx512bf16 {
 
-constexpr int64_t kStep = 128;         // columns whose order a decoder chooses
+constexpr int64_t kStep = 128;          // columns whose order a decoder chooses
 constexpr int64_t kFixedColumns = 256;  // that share a power of two
 constexpr int64_t kSumColumns = 32;
 
@@ -23,7 +23,8 @@ constexpr int64_t kSumColumns = 32;
 struct alignas(64) FixedInputs {
   int16_t values[kFixedColumns];  // two steps, each four registers, in the decoder's order
   int32_t start[kFixedColumns / kStep][16];  // what the sums of a step begin with
-  float sums[kFixedColumns / kSumColumns];   // if wanted: in the order of the columns, scale included
+  float
+      sums[kFixedColumns / kSumColumns];  // if wanted: in the order of the columns, scale included
   float scale;
   float zeros[7];
 };
@@ -62,7 +63,8 @@ struct FixedColumns {
     rounded[i] = _mm512_castsi512_ps(wide);
     largest = _mm512_max_epi32(largest, _mm512_and_si512(wide, magnitude));
   }
-  constexpr int kFiniteExponent = 254, kLeastExponent = 16;  // so that the powers are normal numbers
+  constexpr int kFiniteExponent = 254,
+                kLeastExponent = 16;  // so that the powers are normal numbers
   int exponent = _mm512_reduce_max_epi32(largest) >> 23;
   FixedColumns fixed;
   if (exponent > kFiniteExponent) {
@@ -77,7 +79,8 @@ struct FixedColumns {
   for (int i = 0; i < kRegisters / 2; ++i) {
     constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
     const __m512i low = _mm512_cvt_roundps_epi32(_mm512_mul_ps(rounded[2 * i], power), kNearest);
-    const __m512i high = _mm512_cvt_roundps_epi32(_mm512_mul_ps(rounded[2 * i + 1], power), kNearest);
+    const __m512i high =
+        _mm512_cvt_roundps_epi32(_mm512_mul_ps(rounded[2 * i + 1], power), kNearest);
     fixed.values[i] = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(low)),
                                          _mm512_cvtepi32_epi16(high), 1);
   }

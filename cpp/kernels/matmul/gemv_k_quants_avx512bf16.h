@@ -1,6 +1,7 @@
 // gemv of GGUF's kQ4_K, kQ5_K and kQ6_K with vpdpwssd. Only for files of that suffix.
 //
-//   y = sum over blocks of 256:  d * (sum of code * sub-block scale * x)  -  dmin * (sum of minima * sums of x)
+//   y = sum over blocks of 256:  d * (sum of code * sub-block scale * x)  -  dmin * (sum of minima
+//   * sums of x)
 //
 // Code times the scale of its sub-block is an integer of 13 bits at most, so that the first sum is
 // exact over the whole block: 4096 * 32640 * 16 products a lane stay below 2^31.
@@ -27,7 +28,8 @@ namespace matmul_avx512bf16 {
   return _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
 
-// For vpmultishiftqb: brings bit `low` of the lower 32 bytes, bit `high` of the upper ones, to bit 4.
+// For vpmultishiftqb: brings bit `low` of the lower 32 bytes, bit `high` of the upper ones, to
+// bit 4.
 struct ToBit4 {
   alignas(64) uint8_t offset[64];
   constexpr ToBit4(int low, int high) : offset() {
@@ -68,12 +70,14 @@ struct SubBlocks32 {
     minima = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes(codes.minima))), negative);
     scales = _mm512_zextsi128_si512(_mm_cvtepu8_epi16(bytes(codes.scales)));
   }
-  // Scales of the sub-blocks that the low (0) or high (1) nibbles of a half belong to, word by word.
+  // Scales of the sub-blocks that the low (0) or high (1) nibbles of a half belong to, word by
+  // word.
   [[gnu::always_inline]] __m512i scales_of(int half, int nibble) const {
     const int first = 4 * half + nibble;
     const __m256i low = _mm256_set1_epi16(static_cast<int16_t>(first));
     const __m256i high = _mm256_set1_epi16(static_cast<int16_t>(first + 2));
-    return _mm512_permutexvar_epi16(_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1), scales);
+    return _mm512_permutexvar_epi16(_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1),
+                                    scales);
   }
 };
 
@@ -136,11 +140,13 @@ struct BlockQ6K {
     static constexpr ToBit4 kUpper[2] = {{0, 2}, {4, 6}};
     static constexpr int16_t kFirst[32] = {0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1,
                                            2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3};
-    const __m512i words = _mm512_loadu_si512(block + 64 * half), upper = twice(block + 128 + 32 * half);
+    const __m512i words = _mm512_loadu_si512(block + 64 * half),
+                  upper = twice(block + 128 + 32 * half);
     for (int nibble = 0; nibble < 2; ++nibble) {
       const __m512i codes = nibble == 0 ? words : _mm512_srli_epi16(words, 4);
       __m512i joined = join_codes(codes, kUpper[nibble](upper));
-      joined = _mm512_sub_epi8(_mm512_and_si512(joined, _mm512_set1_epi8(63)), _mm512_set1_epi8(32));
+      joined =
+          _mm512_sub_epi8(_mm512_and_si512(joined, _mm512_set1_epi8(63)), _mm512_set1_epi8(32));
       const __m512i index =
           _mm512_add_epi16(_mm512_loadu_si512(kFirst),
                            _mm512_set1_epi16(static_cast<int16_t>(8 * half + 4 * nibble)));
@@ -210,7 +216,8 @@ struct KTile {
     for (int i = 0; i < kRows; ++i) p[i] = w.data + (row + i) * w.row_stride_bytes;
     const FixedInputs* input = x;
     const uint8_t* ahead = next.rows;
-    for (int64_t b = 0; b < w.cols / kFixedColumns; ++b, input += num_rows, ahead += Block::kBytes) {
+    for (int64_t b = 0; b < w.cols / kFixedColumns;
+         ++b, input += num_rows, ahead += Block::kBytes) {
 #pragma GCC unroll 4
       for (int i = 0; i < kRows; ++i)
         for (int64_t byte = 0; byte < Block::kBytes; byte += 64)

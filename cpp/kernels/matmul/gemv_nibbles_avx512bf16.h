@@ -28,7 +28,8 @@ struct Int4 {
     return _mm512_and_si512(words, mask);
   }
 };
-inline constexpr int16_t kE2M1Halves[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+inline constexpr int16_t kE2M1Halves[16] = {0, 1,  2,  3,  4,  6,  8,  12,
+                                            0, -1, -2, -3, -4, -6, -8, -12};
 struct E2M1 {
   static constexpr int16_t kOffset = 0;
   static constexpr float kUnit = 0.5f;
@@ -119,8 +120,8 @@ struct NibbleScales {
   return {_mm512_setzero_si512(), block >= w.cols ? w.cols : block / kStep, 1};
 }
 
-// The sums of 16 lanes, four each of four groups of 32 columns, of four weight rows, as one: of each
-// group the rows' sums side by side.
+// The sums of 16 lanes, four each of four groups of 32 columns, of four weight rows, as one: of
+// each group the rows' sums side by side.
 [[gnu::always_inline]] inline __m512i join_sums(const __m512i* rows) {
   const auto halves = [](__m512i a, __m512i b) {
     return _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
@@ -136,20 +137,21 @@ struct NibbleScales {
 }
 // Four rows' totals of every fourth group, summed.
 [[gnu::always_inline]] inline __m128 sum_groups(__m512 total) {
-  const __m256 pairs = _mm256_add_ps(_mm512_castps512_ps256(total), _mm512_extractf32x8_ps(total, 1));
+  const __m256 pairs =
+      _mm256_add_ps(_mm512_castps512_ps256(total), _mm512_extractf32x8_ps(total, 1));
   return _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1));
 }
 
 constexpr int kNibbleRows = 4;  // weight rows of a tile
 
-// Up to kNibbleRows weight rows against all activation rows. Per (weight row, activation row): the sum
-// of a group of 32 columns, which is exact, times the two scales into one of four totals, in turn;
-// then the totals. With kSingle (one activation row) the weights never leave the registers.
+// Up to kNibbleRows weight rows against all activation rows. Per (weight row, activation row): the
+// sum of a group of 32 columns, which is exact, times the two scales into one of four totals, in
+// turn; then the totals. With kSingle (one activation row) the weights never leave the registers.
 template <typename Nibbles>
 struct NibbleTile {
   const MatrixView& w;
   const int64_t row;
-  const int64_t rows;  // the last of which stands for those that are missing
+  const int64_t rows;    // the last of which stands for those that are missing
   const FixedInputs* x;  // [blocks of kFixedColumns][num_rows]
   const int num_rows;
   const float* scales;  // [kNibbleRows], scale_stride apart

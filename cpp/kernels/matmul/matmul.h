@@ -8,10 +8,10 @@
 // even) before it is multiplied; weights are exact, products and sums float32. With kExact x is
 // used as it is. Weights are never rounded. FP8 NaN codes decode to NaN.
 //
-// kAvx512bf16 and kAmx, up to 16 rows, kBF16, weights that are integers times scales (4-bit codes and
+// kAvx512bf16 and kAmx, up to 16 rows, kBF16, weights that are integers times scales (4-bit codes,
 // GGUF's K-quants): rounded x is multiplied in 16-bit fixed point, in units of 2^(e - 14), e the
-// exponent of the largest of 256 columns. What is within 128 times of it stays as it is, smaller
-// values are rounded to 2^-15 of it.
+// exponent of the largest of 256 columns, -111 at least. What is within 128 times of it stays as it
+// is, smaller values are rounded to 2^-15 of it.
 //
 // Decode class (gemv, and gemv_transposed): the bits of a row of y depend on that row of x, W and
 // the instruction set alone, never on the other rows nor on how the range was split (design 3.6).

@@ -111,8 +111,8 @@ struct Scratch {
 };
 
 // The scales of weight rows [row, row + rows), if they have any, as float32.
-[[gnu::always_inline]] inline void convert_row_scales(const MatrixView& w, int64_t row, int64_t rows,
-                                                      const Scratch& scratch) {
+[[gnu::always_inline]] inline void convert_row_scales(const MatrixView& w, int64_t row,
+                                                      int64_t rows, const Scratch& scratch) {
   if (!has_row_scales(w.format)) return;
   for (int64_t i = 0; i < rows; ++i)
     convert_scales(w.scale_type, scale_row(w, row + i), num_scales(w), 1.0f,
