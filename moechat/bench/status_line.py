@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from moechat.bench.amounts import size_text
+from moechat.sizes import size_text
 
 _REFRESH_SECONDS = 0.1
 _TICK_SECONDS = 1.0

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from moechat.bench.amounts import figure, size_text
+from moechat.bench.amounts import figure
 from moechat.bench.bursts import Burst, Spread, Work, read_keys
 from moechat.bench.doubts import unsteady_reading
 from moechat.bench.model.probes import sampling_seconds
 from moechat.bench.model.weight_bytes import TokenBytes
 from moechat.bench.table import Bar, Table, Text
+from moechat.sizes import size_text
 
 _REFERENCE_VOCAB = 129_280  # DeepSeek-V3's: sampling is wanted within 0.3 ms there
 _LEAST_SHARE = 0.005  # of phases that the text names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from moechat.bench.amounts import figure, size_text
+from moechat.bench.amounts import figure
 from moechat.bench.bursts import rounded
 from moechat.bench.doubts import disagreeing_parts
 from moechat.bench.model.report import (
@@ -19,6 +19,7 @@ from moechat.bench.model.report import (
 from moechat.bench.model.weight_bytes import TokenBytes
 from moechat.bench.synthetic.extrapolate import Fit
 from moechat.bench.table import Bar, Table, Text
+from moechat.sizes import size_text
 
 # How the text calls the parts that a fit tells apart.
 _PARTS = {
@@ -80,7 +81,7 @@ def synthetic_text(report: dict[str, Any]) -> Text:
     if whole["size_bytes"] > memory_bytes:
         text.append(
             "extrapolated figures hold for a machine like this one with memory for all of it; "
-            f"this one has {memory_bytes / 1e9:.0f} GB"
+            f"this one has {size_text(memory_bytes)}"
         )
     measured = [
         Table(f"measured, as built: {t.title}", t.head, t.rows, t.left) for t in tables(report)

@@ -142,7 +142,7 @@ def test_a_full_disk_is_an_error_with_numbers_and_leaves_nothing(monkeypatch):
     monkeypatch.setattr("moechat.bench.synthetic.folder.write_safetensors", full)
     with pytest.raises(DoesNotFit) as caught, build("olmoe-1b-7b"):
         pass
-    assert "0.00 MB of " in caught.value.message
+    assert "0 B of " in caught.value.message
     assert folders() == []
 
 
