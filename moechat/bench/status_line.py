@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from moechat.sizes import size_text
+from moechat.terminal.size import fold_words
 
 _REFRESH_SECONDS = 0.1
 _TICK_SECONDS = 1.0
@@ -62,7 +63,7 @@ class StatusLine:
     def say(self, line: str) -> None:
         """A line that stays, also where stderr is no terminal."""
         self.erase()
-        self._write(line + "\n")
+        self._write(fold_words(line, self._stderr) + "\n")
 
     def _write(self, text: str) -> None:
         # A terminal that was closed must not keep the program from cleaning up.

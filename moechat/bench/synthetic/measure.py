@@ -59,9 +59,9 @@ def measure_synthetic(
         parts_bytes = [_bytes_of(shape, recipe).total for shape in shapes]
         turns = Turns(engines, sorted(files), parts_bytes, settings, show)
         frame = turns.frame(name)
+        frame["notes"][:0] = cut.notes
         return {
             **frame,
-            "notes": [*cut.notes, *frame["notes"]],
             "synthetic": True,
             "format": recipe.label,
             "built": _facts(model.shape, recipe),
