@@ -135,7 +135,7 @@ def _dispatch(arguments: list[str], invocation: Any) -> int:
         path = error.ctx.command_path if error.ctx is not None else "moechat"
         what = " ".join(error.format_message().split()).removesuffix(".")
         hint = f"See `{path} --help`"
-        if what.startswith("No such command") and path.endswith("bench"):
+        if what.startswith("No such command") and path.endswith("bench") and what[-1] != "?":
             hint = f"A model is measured by `moechat bench model NAME`. {hint}"
         if "extra argument" in what:
             hint = f"A question of several words needs quotes. {hint}"
