@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import threading
 import time
 from collections.abc import Callable
 from typing import TextIO
 
 from moechat.sizes import size_text
-from moechat.terminal.size import fold_words
+from moechat.terminal_size import fold_words, terminal_size
 
 _REFRESH_SECONDS = 0.1
 _TICK_SECONDS = 1.0
@@ -56,7 +55,7 @@ class StatusLine:
 
     def _draw(self, line: str) -> None:
         # A line that wraps could not be erased.
-        line = line[: max(shutil.get_terminal_size().columns - 1, 1)]
+        line = line[: max(terminal_size(self._stderr)[0] - 1, 1)]
         self._write("\r" + line.ljust(len(self._shown)) + ("" if line else "\r"))
         self._shown = line
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from moechat.terminal.size import fold_words
+from moechat.terminal_size import fold_words, terminal_size
 
 _BAR_CELLS = 10
 _LEGEND_COLUMNS = 80
@@ -61,7 +60,7 @@ def print_text(text: Text, stdout: TextIO) -> None:
     """Write it; with colour where ``stdout`` is a terminal that wants it."""
     console = _rich_console(stdout)
     bar = _bar_cells(stdout)
-    columns = shutil.get_terminal_size().columns if stdout.isatty() else None
+    columns = terminal_size(stdout)[0] if stdout.isatty() else None
     for item in text:
         if isinstance(item, str):
             stdout.write(fold_words(item, stdout) + "\n")

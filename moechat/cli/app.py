@@ -155,7 +155,7 @@ def _report(error: MoechatError) -> None:
 
 
 def _say_folded(line: str) -> None:
-    from moechat.terminal.size import fold_words
+    from moechat.terminal_size import fold_words
 
     with contextlib.suppress(OSError, ValueError):  # stderr is closed: _say is silent, too
         line = fold_words(line, sys.stderr)

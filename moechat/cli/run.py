@@ -71,7 +71,7 @@ def run(
     where index counts the lines of stdin from 0. What the model thought before its answer is
     "reasoning", beside "text".
     """
-    from moechat.terminal.size import fold_words
+    from moechat.terminal_size import fold_words
 
     given: dict[str, Any] = {
         "temperature": temperature,
