@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 
 class MoechatError(Exception):
     """Base of all moechat errors.
@@ -117,3 +120,13 @@ def from_native(name: str, message: str) -> MoechatError:
         "does-not-fit": DoesNotFit,
     }
     return classes.get(name, MoechatError)(message)
+
+
+def system_error_text(error: OSError) -> str:
+    """What the system refused, for people: the file, if it is known, and the reason."""
+    reason = error.strerror or str(error) or type(error).__name__
+    if error.filename is not None:
+        return f"{os.fsdecode(error.filename)!a}: {reason}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return f"the output cannot be written: {reason}"
+    return reason

@@ -74,8 +74,9 @@ class Registry:
             raise ModelNotFound(
                 f"the weights of {name} are not on this machine",
                 _describe_source(entry),
-                f"With the files in a folder: `moechat run /path/to/folder`, or put folder = "
-                f'"/path/to/folder" under [{_toml_key(name)}] in {config_folder() / _FILE_NAME}',
+                f"With the files in a folder, give /path/to/folder in place of the name, or put "
+                f'folder = "/path/to/folder" under [{_toml_key(name)}] in '
+                f"{config_folder() / _FILE_NAME}",
             )
         if not os.path.isdir(folder) and not os.path.isfile(folder):
             raise ModelNotFound(f"the weights of {name} are gone", f"there is no folder {folder}")
@@ -84,17 +85,16 @@ class Registry:
     def _not_found(self, name: str, path: str) -> ModelNotFound:
         shown = ascii(name if len(name) <= 60 else name[:57] + "...")
         what = f"no model and no folder is called {shown}"
-        if os.sep in path or path.endswith(".gguf"):
-            what = f"there is no file and no folder {shown}"
         if path and os.path.isfile(path):
             what = f"{shown} is no GGUF file; a model is such a file, a folder or a name below"
+        elif os.sep in path or path.endswith(".gguf"):
+            return ModelNotFound(f"there is no file and no folder {shown}")
         close = difflib.get_close_matches(name[:60].lower(), self.entries, n=3)
         names = f"did you mean {' or '.join(close)}?" if close else ""
         known = f"known names: {', '.join(self.entries)}"
         return ModelNotFound(
             what,
             f"{names} {known}".strip(),
-            'The model comes before the question: `moechat run mini "…"`',
         )
 
 

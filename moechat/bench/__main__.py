@@ -23,7 +23,7 @@ from moechat.bench.settings import (
     ModelSettings,
     Options,
 )
-from moechat.errors import MoechatError
+from moechat.errors import MoechatError, system_error_text
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _abandon_stdout()
         return 1
     except OSError as error:
-        print(f"error: {error} [os-error]", file=sys.stderr)
+        print(f"error: {system_error_text(error)} [os-error]", file=sys.stderr)
         _abandon_stdout()
         return 1
     return 0

@@ -1,15 +1,10 @@
-"""How messages write sizes and folders."""
+"""How messages write figures and folders."""
 
 from __future__ import annotations
 
 import math
 import os
 from pathlib import Path
-
-
-def size_text(num_bytes: float) -> str:
-    """In GB, or in MB below one of them."""
-    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.2f} MB"
 
 
 def shown(path: Path) -> str:

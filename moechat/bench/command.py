@@ -58,7 +58,8 @@ def run_synthetic(
         raise Usage(
             "it is not said what to measure",
             "there is neither a sub-command nor --synthetic",
-            "`moechat bench model mini` or `moechat bench --synthetic deepseek-v3`",
+            "`moechat bench model mini`, `moechat bench --synthetic deepseek-v3` or "
+            "`moechat bench kernels`",
         )
     if plot is not None:
         check_plot_path(plot)

@@ -28,6 +28,17 @@ def unsteady_reading(rows: Iterable[dict[str, Any]]) -> list[str]:
     return text
 
 
+def busy_before(machine: dict[str, Any]) -> list[str]:
+    """Whether the processors had other work when the measurement began."""
+    load, cpus = machine["load_average_1_minute"], machine["usable_cpus"]
+    if load is None or load <= cpus:
+        return []
+    return [
+        f"warning: the processors were busy before (load {load:.1f} on {cpus}): if other programs "
+        "still run, read the ratios only"
+    ]
+
+
 def disagreeing_parts(report: dict[str, Any]) -> list[str]:
     """Of a synthetic model: parts of the fit that contradict each other, or the phases.
 

@@ -8,13 +8,14 @@ from moechat.bench.drawing import Drawing, axis_step
 
 _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 800, 230, 84, 74, 58
 _ROW, _BAR = 30, 14
+_ROOFLINE_KEY = "bar: kernels · line: plain reading · thin: range of bursts"
 _CHART_TOP, _CHART_HEIGHT, _CHART_LEFT, _GAP = 100, 220, 64, 48
 
 
 def roofline(report: dict[str, Any]) -> Drawing:
     """What was achieved, under what reading reaches: a bar for each row."""
     rows = report["rows"]
-    title = f"Experts of {report['shape']['name']}: weights read, under plain reading"
+    title = f"Experts of {report['shape']['name']}: kernels beside plain reading of memory"
     bottom = _TOP + _ROW * len(rows)
     drawing = Drawing(_WIDTH, bottom + _BOTTOM, title)
     isa = "+".join(sorted({row["isa"] for row in rows}))
@@ -27,7 +28,9 @@ def roofline(report: dict[str, Any]) -> Drawing:
         drawing.line([(x, _TOP - 6), (x, bottom)], "grid")
         drawing.text(x, bottom + 18, f"{i * step:g}", "soft", "middle")
     drawing.text(_WIDTH - _RIGHT, bottom + 38, "GB/s", "soft", "end")
-    drawing.text(_LEFT, bottom + 38, "bar: weights · line: plain reading · thin: range", "soft")
+    drawing.text(
+        _LEFT, bottom + 38, "bar: kernels · line: plain reading · thin: range of bursts", "soft"
+    )
     drawing.text(_WIDTH - 20, _TOP - 12, "of reading", "soft", "end")
     several_batches = len({row["batch"] for row in rows}) > 1
     for i, row in enumerate(rows):
@@ -56,11 +59,12 @@ def _roofline_bar(
 
 def rates(report: dict[str, Any]) -> Drawing:
     """Tokens a second of decode and of prefill, over context; of a synthetic model the whole's."""
-    whole = report.get("whole")
+    whole, threads = report.get("whole"), report["threads"]
     kind = "extrapolated, " if whole else ""
     title = f"{report['model']}: tokens a second"
     drawing = Drawing(_WIDTH, _CHART_TOP + _CHART_HEIGHT + 36, title)
-    _title(drawing, report, f"{kind}medians and ranges of {report['repetitions']} bursts")
+    facts = f"{threads} thread{'s' * (threads != 1)}, medians and ranges"
+    _title(drawing, report, f"{facts} of {report['repetitions']} bursts")
     wide = (_WIDTH - 2 * _CHART_LEFT - _GAP) / 2
     for number, (key, x_key) in enumerate(
         (("decode", "context_tokens"), ("prefill", "prompt_tokens"))

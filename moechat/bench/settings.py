@@ -23,11 +23,24 @@ SYNTHETIC_FORMATS = ("fp8", "int4", "bf16", "mxfp4")
 ISAS = ("amx", "avx512bf16", "avx512", "avx2", "ref")
 HITS = ("same", "uniform")
 MIN_BURSTS = 5
+# Least and greatest values, by option.
+RANGES = {
+    "threads": (1, 256),
+    "batch": (1, 4096),
+    "bursts": (MIN_BURSTS, 1000),
+    "experts": (1, 65536),
+    "repetitions": (1, 1000),
+    "max-context": (1, 1 << 24),
+    "layers": (1, 1000),
+}
 
 # Default and help by name.
 Options = dict[str, tuple[str | None, str]]
 KERNEL_OPTIONS: Options = {
-    "format": ("fp8,int4,mxfp4,bf16", f"Weight formats, of: {', '.join(FORMATS)}."),
+    "format": (
+        "fp8,int4,mxfp4,bf16",
+        f"Weight formats, of: {', '.join(FORMATS)}. The last is GGUF's MXFP4.",
+    ),
     "shape": ("deepseek-v3", "The model whose experts' dimensions are taken; no weights needed."),
     "threads": (None, "Compute threads, also several: 1,2,8. Default: the usable processors."),
     "batch": ("1", "Rows (tokens) a call, also several: 1,8."),
@@ -39,7 +52,11 @@ KERNEL_OPTIONS: Options = {
 MODEL_OPTIONS: Options = {
     "threads": (None, "Compute threads. Default: the usable processors."),
     "repetitions": ("5", "Bursts a figure is the median of."),
-    "max-context": ("4096", "The longest prompt and context, in tokens."),
+    "max-context": (
+        "4096",
+        "Prompts and contexts grow fourfold up to so many tokens; prompts end earlier where the "
+        "next would take too long.",
+    ),
 }
 CUT_OPTIONS: Options = {
     "layers": (None, "Layers with experts to build. Default: what fits in memory."),
@@ -77,10 +94,10 @@ class KernelSettings:
         _choice("experts-hit", self.experts_hit, HITS)
         if self.isa is not None:
             _choice("isa", self.isa, ISAS)
-        _within("threads", self.threads, 1, 256)
-        _within("batch", self.batches, 1, 4096)
-        _within("bursts", (self.bursts,), MIN_BURSTS, 1000)
-        _within("experts", (self.experts,), 1, 65536)
+        _within("threads", self.threads)
+        _within("batch", self.batches)
+        _within("bursts", (self.bursts,))
+        _within("experts", (self.experts,))
 
     @classmethod
     def from_texts(cls, texts: Texts) -> KernelSettings:
@@ -115,11 +132,11 @@ class ModelSettings:
     format: str | None = None
 
     def __post_init__(self) -> None:
-        _within("threads", (self.threads,), 1, 256)
-        _within("repetitions", (self.repetitions,), 1, 1000)
-        _within("max-context", (self.max_context,), 1, 1 << 24)
-        _within("layers", (self.layers,), 1, 1000)
-        _within("experts", (self.experts,), 1, 65536)
+        _within("threads", (self.threads,))
+        _within("repetitions", (self.repetitions,))
+        _within("max-context", (self.max_context,))
+        _within("layers", (self.layers,))
+        _within("experts", (self.experts,))
         if self.format is not None:
             _choice("format", self.format, SYNTHETIC_FORMATS)
 
@@ -168,9 +185,7 @@ def _numbers(option: str, text: str) -> tuple[int, ...]:
 def _number(option: str, text: str) -> int:
     digits = text.strip()
     if not (digits.isascii() and digits.isdecimal() and len(digits) <= 9):
-        raise Usage(
-            f"--{option} cannot be {text[:40]!a}", "it is a whole number from 1 to 999999999"
-        )
+        raise _out_of_range(option, ascii(text[:40]))
     return int(digits)
 
 
@@ -179,7 +194,15 @@ def _choice(option: str, value: str, known: Sequence[str]) -> None:
         raise Usage(f"--{option} cannot be {value[:40]!a}", f"it is one of {', '.join(known)}")
 
 
-def _within(option: str, values: Sequence[int | None], low: int, high: int) -> None:
+def _within(option: str, values: Sequence[int | None]) -> None:
+    low, high = RANGES[option]
     for value in values:
         if value is not None and not low <= value <= high:
-            raise Usage(f"--{option} cannot be {value}", f"allowed are {low} to {high}")
+            raise _out_of_range(option, str(value))
+
+
+def _out_of_range(option: str, shown_value: str) -> Usage:
+    low, high = RANGES[option]
+    return Usage(
+        f"--{option} cannot be {shown_value}", f"it is a whole number from {low} to {high}"
+    )

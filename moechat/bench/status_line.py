@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import threading
 import time
 from collections.abc import Callable
 from typing import TextIO
 
-from moechat.bench.amounts import size_text
+from moechat.sizes import size_text
+from moechat.terminal_size import fold_words, terminal_size
 
 _REFRESH_SECONDS = 0.1
 _TICK_SECONDS = 1.0
@@ -55,14 +55,14 @@ class StatusLine:
 
     def _draw(self, line: str) -> None:
         # A line that wraps could not be erased.
-        line = line[: max(shutil.get_terminal_size().columns - 1, 1)]
+        line = line[: max(terminal_size(self._stderr)[0] - 1, 1)]
         self._write("\r" + line.ljust(len(self._shown)) + ("" if line else "\r"))
         self._shown = line
 
     def say(self, line: str) -> None:
         """A line that stays, also where stderr is no terminal."""
         self.erase()
-        self._write(line + "\n")
+        self._write(fold_words(line, self._stderr) + "\n")
 
     def _write(self, text: str) -> None:
         # A terminal that was closed must not keep the program from cleaning up.

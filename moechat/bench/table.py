@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-import shutil
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
+from moechat.terminal_size import fold_words, terminal_size
+
 _BAR_CELLS = 10
+_LEGEND_COLUMNS = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +36,16 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows below ``head``. Columns in ``left``, and bars, are aligned to the left."""
+    """Rows below ``head``, and below them the ``legend``: what the columns mean.
+
+    Columns in ``left``, and bars, are aligned to the left.
+    """
 
     title: str
     head: tuple[str, ...]
     rows: Sequence[tuple[str | Bar, ...]]
     left: frozenset[str] = frozenset()
+    legend: str = ""
 
     def is_left(self, column: int) -> bool:
         """Whether a column is aligned to the left."""
@@ -53,22 +60,26 @@ def print_text(text: Text, stdout: TextIO) -> None:
     """Write it; with colour where ``stdout`` is a terminal that wants it."""
     console = _rich_console(stdout)
     bar = _bar_cells(stdout)
-    columns = shutil.get_terminal_size().columns if stdout.isatty() else None
+    columns = terminal_size(stdout)[0] if stdout.isatty() else None
     for item in text:
         if isinstance(item, str):
-            stdout.write(item + "\n")
+            stdout.write(fold_words(item, stdout) + "\n")
             continue
         cells = _cells(item, bar)
         if columns is not None and _width(item, cells) > columns:
             cells = _cells(item, ("", ""))
         if item.title:
-            stdout.write(f"\n{item.title}\n")
+            stdout.write(f"\n{fold_words(item.title, stdout)}\n")
         if console is None:
             _print_aligned(item, cells, stdout)
         else:
             # Wider than the terminal: it wraps lines, where rich would cut figures.
             console.width = max(columns or 0, _width(item, cells))
             _print_coloured(item, cells, console)
+        if item.legend:
+            width = min((columns or _LEGEND_COLUMNS) - 1, _LEGEND_COLUMNS)
+            folded = textwrap.fill(item.legend, max(width, 20), break_long_words=False)
+            stdout.write(folded + "\n")
     stdout.flush()
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from moechat.errors import MoechatError, Usage
+from moechat.errors import MoechatError, Usage, system_error_text
 
 # Only what an error needs is imported above; main() imports the rest inside its `try`, so that
 # Ctrl-C during start-up is as quiet as later.
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if invocation is not None and invocation.debug:
             _print_traceback()
-        _say_folded(f"error: {error} [os-error]")
+        _say_folded(f"error: {system_error_text(error)} [os-error]")
         _abandon_stdout()
         return 1
     except Exception as error:
@@ -135,8 +135,12 @@ def _dispatch(arguments: list[str], invocation: Any) -> int:
         path = error.ctx.command_path if error.ctx is not None else "moechat"
         what = " ".join(error.format_message().split()).removesuffix(".")
         hint = f"See `{path} --help`"
+        if what.startswith("No such command") and path.endswith("bench") and what[-1] != "?":
+            hint = f"A model is measured by `moechat bench model NAME`. {hint}"
         if "extra argument" in what:
             hint = f"A question of several words needs quotes. {hint}"
+        if what.endswith("?"):  # a question of click's own: no full stop belongs after it
+            raise Usage(f"{what} {hint}") from None
         raise Usage(what, next_step=hint) from None
 
 
@@ -151,7 +155,7 @@ def _report(error: MoechatError) -> None:
 
 
 def _say_folded(line: str) -> None:
-    from moechat.terminal.size import fold_words
+    from moechat.terminal_size import fold_words
 
     with contextlib.suppress(OSError, ValueError):  # stderr is closed: _say is silent, too
         line = fold_words(line, sys.stderr)

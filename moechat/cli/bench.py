@@ -40,7 +40,10 @@ def _text(table: Options, name: str, metavar: str) -> Any:
 Synthetic = Annotated[
     str | None,
     typer.Option(
-        "--synthetic", metavar="NAME", help="NAME's shapes with random weights: nothing is fetched."
+        "--synthetic",
+        metavar="NAME",
+        help="NAME's shapes with random weights: nothing is fetched. Any name that `moechat list` "
+        "shows, but mini.",
     ),
 ]
 Layers = Annotated[str | None, _text(CUT_OPTIONS, "layers", "N")]
@@ -89,11 +92,9 @@ def bench(
         run_synthetic(synthetic, settings, as_json=as_json, plot=plot)
         return 0
     if synthetic is not None:
-        raise typer.BadParameter(
-            f"--synthetic and `{context.invoked_subcommand}` exclude each other"
-        )
+        context.fail(f"--synthetic and `{context.invoked_subcommand}` exclude each other")
     if any(value for name, value in context.params.items() if name != "debug"):
-        raise typer.BadParameter(f"options go after `{context.invoked_subcommand}`")
+        context.fail(f"options of `{context.invoked_subcommand}` go after that word")
     return 0
 
 

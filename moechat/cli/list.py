@@ -10,6 +10,7 @@ from typing import Any
 import typer
 
 from moechat.cli import options
+from moechat.sizes import size_text
 
 
 def list_models(as_json: options.AsJson = False, debug: options.Debug = False) -> int:
@@ -62,15 +63,10 @@ def list_models(as_json: options.AsJson = False, debug: options.Debug = False) -
 
 
 def format_bytes(size_bytes: Any) -> str:
-    """A size for people in decimal units, three digits; "-" for what is no size."""
+    """A size for people; "-" for what is no size."""
     if type(size_bytes) is not int or size_bytes < 0:
         return "-"
-    size, unit = float(size_bytes), "B"
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if size < 999.5 or unit == "TB":
-            break
-        size /= 1000
-    return f"{size:.3g} {unit}" if size < 999.5 else f"{size:.0f} {unit}"
+    return size_text(size_bytes)
 
 
 def _table(entry: dict[str, Any], key: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from moechat.cli import options
 from moechat.cli.interrupt import EXIT_CODE as EXIT_INTERRUPTED
 from moechat.cli.interrupt import Interrupt
 from moechat.cli.prompt_text import check_argument, compose_prompt, read_piped, read_text_file
-from moechat.errors import PromptTooLong, Usage
+from moechat.errors import ModelNotFound, PromptTooLong, Usage
 
 if TYPE_CHECKING:
     from moechat.engine.conversation import Conversation
@@ -71,7 +71,7 @@ def run(
     where index counts the lines of stdin from 0. What the model thought before its answer is
     "reasoning", beside "text".
     """
-    from moechat.terminal.size import fold_words
+    from moechat.terminal_size import fold_words
 
     given: dict[str, Any] = {
         "temperature": temperature,
@@ -149,12 +149,13 @@ def open_engine(path: Path, **settings: Any) -> Engine:
 
 def _open_resident(path: Path, **settings: Any) -> Engine:
     """open_engine with resident weights, and a line on a terminal while they are copied."""
+    from moechat.sizes import size_text
     from moechat.terminal.progress import ProgressLine
 
     line = ProgressLine(sys.stderr)
 
     def show(done: int, total: int) -> None:
-        line.show(f"copying weights: {done / 1e9:.1f} of {total / 1e9:.1f} GB")
+        line.show(f"copying weights: {size_text(done)} of {size_text(total)}")
 
     try:
         return open_engine(path, resident=True, progress=show, **settings)
@@ -201,7 +202,14 @@ def _system_text(text: str | None, file: Path | None) -> str:
 def _resolve(model: str) -> ResolvedModel:
     from moechat.registry import load_registry
 
-    return load_registry().resolve(model)
+    registry = load_registry()
+    try:
+        return registry.resolve(model)
+    except ModelNotFound as error:
+        if model in registry.entries:
+            raise
+        order = 'The model comes before the question: `moechat run mini "…"`'
+        raise ModelNotFound(error.what, error.why, order) from None
 
 
 def _read_prompt(argument: str | None) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from moechat import _native
 from moechat.engine.loading import LoadedModel
 from moechat.errors import DoesNotFit, from_native
+from moechat.sizes import size_text
 from moechat.weights.free_memory import free_memory_bytes, free_node_bytes
 
 Nodes = Sequence[tuple[int, list[int]]]  # number (-1: none, memory is not bound), CPUs
@@ -30,9 +31,9 @@ class Residency:
     @property
     def line(self) -> str:
         """One line for people."""
-        shares = " + ".join(_gigabytes(bytes_) for bytes_ in self.node_bytes)
+        shares = " + ".join(size_text(bytes_) for bytes_ in self.node_bytes)
         nodes = "1 NUMA node" if len(self.node_bytes) == 1 else f"{len(self.node_bytes)} NUMA nodes"
-        text = f"resident on {nodes}: {shares} GB"
+        text = f"resident on {nodes}: {shares}"
         if self.num_mapped:
             text += f"; {self.num_mapped} of {self.num_mapped + self.num_resident} MLPs stay mapped"
         return text
@@ -86,10 +87,6 @@ def _check(where: str, needed: int, free: int | None) -> None:
     if free is not None and needed > _USABLE * free:
         raise DoesNotFit(
             "the resident weights do not fit",
-            f"they need {_gigabytes(needed)} GB, {where} {_gigabytes(free)} GB free",
+            f"they need {size_text(needed)}, {where} {size_text(free)} free",
             "Without --resident the weights are read where the files are mapped",
         )
-
-
-def _gigabytes(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.{1 if num_bytes >= 1e9 else 3}f}"

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from moechat.errors import DoesNotFit, MoechatError, Usage
+from moechat.sizes import size_text
 
 PART_SUFFIX = ".part"
 JOURNAL_NAME = "quantize.journal"
@@ -163,8 +164,8 @@ def check_space(folder: Path, needed_bytes: int) -> None:
     if missing_bytes > 0:
         raise DoesNotFit(
             f"the result does not fit on the disk of {place}",
-            f"it needs {needed_bytes / 1e9:.2f} GB and {margin_bytes / 1e9:.2f} GB of margin; "
-            f"{free_bytes / 1e9:.2f} GB are free"
-            + (f" and {present_bytes / 1e9:.2f} GB are written" if present_bytes else ""),
-            f"{missing_bytes / 1e9:.2f} GB more are needed",
+            f"it needs {size_text(needed_bytes)} and {size_text(margin_bytes)} of margin; "
+            f"{size_text(free_bytes)} are free"
+            + (f" and {size_text(present_bytes)} are written" if present_bytes else ""),
+            f"{size_text(missing_bytes)} more are needed",
         )

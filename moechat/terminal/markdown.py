@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 from moechat.terminal.markdown_blocks import Block, BlockSplitter
 from moechat.terminal.neutralise import neutralise
-from moechat.terminal.size import terminal_size
+from moechat.terminal_size import terminal_size
 
 _MAX_TAIL_CHARACTERS = 2000
 _MIN_SECONDS_BETWEEN_DRAWS = 0.03

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TextIO
 
 from moechat.events import PrefillProgress
-from moechat.terminal.size import terminal_size
+from moechat.terminal_size import terminal_size
 
 _SHOWN_AFTER_SECONDS = 1.0
 

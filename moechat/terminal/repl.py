@@ -19,10 +19,10 @@ from moechat.terminal.plain_printer import PlainPrinter
 from moechat.terminal.progress import ProgressLine
 from moechat.terminal.settings import RESET, Settings
 from moechat.terminal.sinks import escapes_allowed, format_error, print_closing
-from moechat.terminal.size import fold_words
 from moechat.terminal.stats_text import stats_rows
 from moechat.terminal.table import columns_of, table_lines
 from moechat.terminal.thinking_printer import ThinkingPrinter
+from moechat.terminal_size import fold_words
 
 if TYPE_CHECKING:
     from moechat.engine.conversation import Conversation

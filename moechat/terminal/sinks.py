@@ -11,9 +11,9 @@ from moechat.events import Event, Finished, PrefillProgress
 from moechat.terminal.neutralise import one_line
 from moechat.terminal.plain_printer import PlainPrinter
 from moechat.terminal.progress import ProgressLine
-from moechat.terminal.size import fold_words
 from moechat.terminal.stats_text import cut_note, stats_json, stats_line
 from moechat.terminal.thinking_printer import ThinkingPrinter
+from moechat.terminal_size import fold_words
 
 
 def format_error(error: MoechatError) -> str:

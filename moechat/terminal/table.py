@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TextIO
 
-from moechat.terminal.size import terminal_size
+from moechat.terminal_size import terminal_size
 
 _GAP = 2
 _INDENT = 4  # of the columns that go below

@@ -136,7 +136,7 @@ def test_the_plain_command_line_needs_no_libraries_of_the_other(run, small_olmoe
     command = ("--synthetic", "olmoe-1b-7b", *QUICK, "--json")
     code, stdout, stderr = run(sys.executable, "-c", BLOCKED, *command)
     assert code == 0 and stderr.startswith("about ") and stderr.count("\n") == 1
-    assert "GB go to " in stderr and "removed at the end" in stderr
+    assert "B go to " in stderr and "removed at the end" in stderr
     assert json.loads(stdout)["whole"]["moe_layers"] == 16
 
 

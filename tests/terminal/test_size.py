@@ -8,7 +8,7 @@ import os
 import struct
 import termios
 
-from moechat.terminal.size import fold_words, terminal_size
+from moechat.terminal_size import fold_words, terminal_size
 
 
 def test_the_terminal_is_asked_before_the_environment(monkeypatch):

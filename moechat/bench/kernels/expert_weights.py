@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moechat import _native
-from moechat.bench.amounts import shown, size_text
+from moechat.bench.amounts import shown
 from moechat.bench.kernels.experts import ExpertShape
 from moechat.bench.kernels.stored_matrix import StoredMatrix, random_matrix
 from moechat.bench.machine import available_memory_bytes, last_level_cache_bytes
 from moechat.errors import DoesNotFit, Usage
 from moechat.folders import cache_folder
+from moechat.sizes import size_text
 
 MATRICES = ("gate", "up", "down")
 _LEAST_EXPERTS = 64

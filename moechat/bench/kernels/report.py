@@ -9,7 +9,7 @@ from typing import Any
 from moechat import _native
 from moechat.bench.amounts import figure
 from moechat.bench.bursts import Burst, Spread, read_keys, regime, rounded
-from moechat.bench.doubts import unsteady_reading
+from moechat.bench.doubts import busy_before, unsteady_reading
 from moechat.bench.machine import thread_notes
 from moechat.bench.table import Bar, Table, Text
 
@@ -84,18 +84,14 @@ def kernel_text(report: dict[str, Any]) -> Text:
     text: Text = [
         f"moe_ffn of {shape['name']}: top {shape['experts_per_token']} experts of "
         f"{shape['inner']} x {shape['hidden']}, {'+'.join(kernels)}, on {machine['cpu']}",
-        _table(report["rows"]),
-        f"medians of {report['settings']['bursts']} bursts; READ: plain reading with as many "
-        "threads, between the bursts",
-        "REGIME: fast where reading reached "
-        f"{report['settings']['fast_regime_min_read_gb_per_s']:g} GB/s around every burst, slow "
-        "where around none",
+        _table(report),
         f"largest relative difference from the reference kernels: {figure(error, 2)}",
         "where a call's time goes, in one more burst, under profiling; imbalance: the busiest "
-        "thread over the mean",
+        "thread over the mean, 1 is even:",
         *map(_phases, report["rows"]),
         *(f"note: {note}" for note in thread_notes(row["threads"] for row in report["rows"])),
         *unsteady_reading(report["rows"]),
+        *busy_before(machine),
     ]
     cached = [
         facts["format"]
@@ -109,15 +105,10 @@ def kernel_text(report: dict[str, Any]) -> Text:
         text.append(
             f"memory was short and weights came from disk: no measure of memory: {', '.join(paged)}"
         )
-    if machine["load_average_1_minute"] > machine["usable_cpus"]:
-        text.append(
-            f"other programs were busy (load {machine['load_average_1_minute']:.1f} on "
-            f"{machine['usable_cpus']} processors): read the ratios only"
-        )
     return text
 
 
-def _table(rows: list[dict[str, Any]]) -> Table:
+def _table(report: dict[str, Any]) -> Table:
     head = ("FORMAT", "THREADS", "BATCH", "MS", "GB/S", "READ", "OF READING", "REGIME")
     cells = [
         (
@@ -130,9 +121,18 @@ def _table(rows: list[dict[str, Any]]) -> Table:
             Bar(*(row["fraction_of_read" + end] for end in ("", "_min", "_max"))),
             row["regime"],
         )
-        for row in rows
+        for row in report["rows"]
     ]
-    return Table("", head, cells, frozenset({"FORMAT", "REGIME"}))
+    settings, shape = report["settings"], report["shape"]
+    legend = (
+        f"MS: a call, which takes BATCH rows through {shape['experts_per_token']} experts each; "
+        "GB/s: its weight bytes; READ: plain reading with as many threads, between the bursts, "
+        "GB/s; OF READING: of a burst to the reading around it, least and greatest in "
+        f"parentheses. All are medians of {settings['bursts']} bursts, each column's own. REGIME: "
+        f"fast where reading reached {settings['fast_regime_min_read_gb_per_s']:g} GB/s around "
+        "every burst, slow where around none"
+    )
+    return Table("", head, cells, frozenset({"FORMAT", "REGIME"}), legend)
 
 
 def _phases(row: dict[str, Any]) -> str:

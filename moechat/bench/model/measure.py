@@ -90,7 +90,7 @@ class Turns:
         self._pages_mapped = populate(files, available_memory_bytes())
 
     def frame(self, name: str) -> dict[str, Any]:
-        """What a report begins with."""
+        """What a report begins with; ``notes`` may grow until all is measured."""
         engine = self._engines[-1]
         return {
             "benchmark": "model",
@@ -140,4 +140,9 @@ class Turns:
             # Four times the tokens take four to sixteen times as long: attention grows faster.
             fastest = min(sum(work.seconds for work in works) for works in (warm, *rounds))
             if 4 * fastest > _MAX_PROMPT_SECONDS:
+                if 4 * tokens <= self._longest:
+                    self._notes.append(
+                        f"prompts end at {tokens:,} tokens: a round of longer ones would take more "
+                        f"than about {_MAX_PROMPT_SECONDS:g} s"
+                    )
                 break

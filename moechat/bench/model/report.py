@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from moechat.bench.amounts import figure, size_text
+from moechat.bench.amounts import figure
 from moechat.bench.bursts import Burst, Spread, Work, read_keys
-from moechat.bench.doubts import unsteady_reading
+from moechat.bench.doubts import busy_before, unsteady_reading
 from moechat.bench.model.probes import sampling_seconds
 from moechat.bench.model.weight_bytes import TokenBytes
 from moechat.bench.table import Bar, Table, Text
+from moechat.sizes import size_text
 
 _REFERENCE_VOCAB = 129_280  # DeepSeek-V3's: sampling is wanted within 0.3 ms there
 _LEAST_SHARE = 0.005  # of phases that the text names
 _RATE_HEAD = ("TOK/S", "MIN", "MAX")
+_DECODE_LEGEND = (
+    "FIXED MS: a token beyond plain reading of its bytes; GB/s: weight bytes; READING: plain "
+    "reading between the bursts, GB/s; OF READING: of a burst to the reading around it. Medians, "
+    "each column's own"
+)
+_PHASE_LEGEND = (
+    "Of one more burst, under profiling. SERIAL MS: before the tasks of a phase, besides MS; "
+    "IMBALANCE: the busiest thread over the mean, 1 is even; outside the threads: the rest of the "
+    "time"
+)
 
 
 def seconds_keys(name: str, spread: Spread) -> dict[str, float]:
@@ -86,17 +98,20 @@ def facts(report: dict[str, Any]) -> list[str]:
     sizes, row, bursts = report["bytes"], report["decode"][0], report["repetitions"]
     least, most = (ms(row[f"fixed_seconds_per_token_{end}"]) for end in ("min", "max"))
     fixed_range = f" ({least} to {most})" if bursts > 1 else ""
+    built = ", as built" if report["synthetic"] else ""
+    threads = f"{report['threads']} thread{'s' * (report['threads'] != 1)}"
     text = [
-        f"{report['model']}: {report['threads']} threads, {report['instruction_set']}, "
+        f"{report['model']}: {threads}, {report['instruction_set']}, "
         f"{report['machine']['cpu'] or 'unknown processor'}; "
         + (f"medians of {bursts} bursts" if bursts > 1 else "one burst a figure"),
-        f"bytes a token: {size_text(sizes['weight_bytes_per_token'])} of weights, "
+        f"bytes a token{built}: {size_text(sizes['weight_bytes_per_token'])} of weights, "
         f"{size_text(sizes['routed_bytes_per_token'])} of them routed experts, "
         f"{size_text(sizes['head_bytes_per_token'])} the head",
-        f"fixed cost a token: {ms(row['fixed_seconds_per_token_median'])} ms{fixed_range}, "
-        f"all but weight bytes at reading speed, context {row['context_tokens']:,}",
+        f"fixed cost a token{built}: {ms(row['fixed_seconds_per_token_median'])} ms{fixed_range}, "
+        f"what it takes beyond plain reading of its bytes, context {row['context_tokens']:,}",
         *(f"note: {note}" for note in report["notes"]),
         *unsteady_reading(report["decode"]),
+        *busy_before(report["machine"]),
     ]
     for row in report["sampling"]:
         whose = " (DeepSeek's vocabulary)" if row["vocab_tokens"] == _REFERENCE_VOCAB else ""
@@ -125,8 +140,11 @@ def tables(report: dict[str, Any]) -> list[Table]:
     context, prompt = decode[0]["context_tokens"], prefill[-1]["prompt_tokens"]
     return [
         prefill_table("prefill", prefill),
-        Table("decode", head, cells),
-        _phase_table(f"phases of a token, context {context:,}", decode[0]["phases"], "token"),
+        Table("decode", head, cells, legend=_DECODE_LEGEND),
+        replace(
+            _phase_table(f"phases of a token, context {context:,}", decode[0]["phases"], "token"),
+            legend=_PHASE_LEGEND,
+        ),
         _phase_table(f"phases of a prompt of {prompt:,}", prefill[-1]["phases"], "prompt"),
     ]
 

@@ -71,6 +71,7 @@ class Shape:
                 f"there are no shapes of {name[:60]!a} to build a synthetic model of",
                 "that takes an entry in models.toml with geometry and config, of one of the "
                 f"architectures {', '.join(_NAMES)}",
+                f"Its own files are measured by `moechat bench model {name[:60]}`",
             )
         try:
             layers, dense = geometry["num_layers"], geometry["num_dense_layers"]

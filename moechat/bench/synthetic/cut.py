@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moechat.bench.amounts import cache_variable, size_text
+from moechat.bench.amounts import cache_variable
 from moechat.bench.synthetic.config import Shape
 from moechat.bench.synthetic.tensors import Recipe, Sizes, least_experts
 from moechat.errors import DoesNotFit, Usage
+from moechat.sizes import size_text
 
 _SHARE_OF_RAM = 0.6  # the rest is for the KV cache, the program, and everybody else
 _DISK_RESERVE_BYTES = 1_000_000_000

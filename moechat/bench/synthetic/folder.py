@@ -17,12 +17,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from moechat.bench.amounts import cache_variable, shown, size_text
+from moechat.bench.amounts import cache_variable, shown
 from moechat.bench.synthetic.config import Shape, config_of
 from moechat.bench.synthetic.tensors import Part, Recipe, by_file, stored_parts, total_bytes
 from moechat.bench.synthetic.weights import RandomBytes, write_safetensors
-from moechat.errors import DoesNotFit
+from moechat.errors import DoesNotFit, Usage
 from moechat.folders import cache_folder
+from moechat.sizes import size_text
 from moechat.weights.mapped import INDEX_NAME
 
 Progress = Callable[[int, int], None]  # told of bytes written and bytes in all
@@ -131,8 +132,19 @@ def _open_lock(folder: Path) -> int:
 
 
 def make_room() -> int:
-    """Remove folders that no living process uses; the bytes that are then free on their disk."""
+    """Remove folders that no living process uses; the bytes that are then free on their disk.
+
+    Raises Usage where the cache folder cannot be made.
+    """
     root = synthetic_root()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Usage(
+            f"the folder {shown(root)} cannot be made",
+            error.strerror or str(error),
+            f"{cache_variable()} names another place",
+        ) from None
     with _locked(root):
         for path in root.iterdir():
             # One that is locked, or somebody else's, or odd, is left alone.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from moechat.bench.amounts import figure, shown
+from moechat.bench.amounts import shown
 from moechat.bench.bursts import Spread
 from moechat.bench.machine import available_memory_bytes
 from moechat.bench.model.measure import Turns
@@ -26,6 +26,7 @@ from moechat.bench.synthetic.folder import (
 from moechat.bench.synthetic.report import whole_decode_row, whole_prefill_row
 from moechat.bench.synthetic.tensors import Recipe, stored_parts, total_bytes
 from moechat.engine.engine import Engine
+from moechat.sizes import size_text
 
 _LEAST_VOCAB = 64
 _VOCAB_SHARE = 64  # the small vocabulary is so many times smaller
@@ -43,7 +44,7 @@ def measure_synthetic(
     room = Room(ram_bytes=available_memory_bytes(), disk_bytes=make_room())
     cut = plan_cut(whole, recipe, settings.layers, settings.experts, room)
     say(
-        f"about {figure(cut.num_bytes / 1e9, 2)} GB go to {shown(synthetic_root())}, "
+        f"about {size_text(cut.num_bytes)} go to {shown(synthetic_root())}, "
         "removed at the end; --layers and --experts make it smaller"
     )
     progress = written_bytes(show, "writing random weights")
@@ -58,9 +59,9 @@ def measure_synthetic(
         parts_bytes = [_bytes_of(shape, recipe).total for shape in shapes]
         turns = Turns(engines, sorted(files), parts_bytes, settings, show)
         frame = turns.frame(name)
+        frame["notes"][:0] = cut.notes
         return {
             **frame,
-            "notes": [*cut.notes, *frame["notes"]],
             "synthetic": True,
             "format": recipe.label,
             "built": _facts(model.shape, recipe),

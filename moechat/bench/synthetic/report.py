@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from moechat.bench.amounts import figure, size_text
+from moechat.bench.amounts import figure
 from moechat.bench.bursts import rounded
 from moechat.bench.doubts import disagreeing_parts
 from moechat.bench.model.report import (
@@ -19,6 +20,7 @@ from moechat.bench.model.report import (
 from moechat.bench.model.weight_bytes import TokenBytes
 from moechat.bench.synthetic.extrapolate import Fit
 from moechat.bench.table import Bar, Table, Text
+from moechat.sizes import size_text
 
 # How the text calls the parts that a fit tells apart.
 _PARTS = {
@@ -67,10 +69,12 @@ def synthetic_text(report: dict[str, Any]) -> Text:
     """The report for people: what was built, what is measured and what is not."""
     built, whole = report["built"], report["whole"]
     memory_bytes = report["machine"]["memory_bytes"]
+    dense = ""
+    if whole["dense_layers"]:
+        dense = f"{built['dense_layers']} of {whole['dense_layers']} dense layers and "
     text: Text = [
         *facts(report),
-        f"built, with random weights in {report['format']}: {built['dense_layers']} of "
-        f"{whole['dense_layers']} dense layers and {built['moe_layers']} of "
+        f"built, with random weights in {report['format']}: {dense}{built['moe_layers']} of "
         f"{whole['moe_layers']} layers with experts, {size_text(built['size_bytes'])}",
         f"the whole model: {size_text(whole['size_bytes'])}, "
         f"{size_text(whole['bytes']['weight_bytes_per_token'])} a token, "
@@ -80,19 +84,19 @@ def synthetic_text(report: dict[str, Any]) -> Text:
     if whole["size_bytes"] > memory_bytes:
         text.append(
             "extrapolated figures hold for a machine like this one with memory for all of it; "
-            f"this one has {memory_bytes / 1e9:.0f} GB"
+            f"this one has {size_text(memory_bytes)}"
         )
-    measured = [
-        Table(f"measured, as built: {t.title}", t.head, t.rows, t.left) for t in tables(report)
-    ]
+    measured = [replace(t, title=f"measured, as built: {t.title}") for t in tables(report)]
     return [*text, *measured, *_whole_tables(report["model"], whole)]
 
 
 def _whole_tables(name: str, whole: dict[str, Any]) -> list[Table]:
+    dense = whole["dense_layers"] > 0
+    known = {part: head for part, head in _PARTS.items() if part != "dense_layer" or dense}
     parts = [
         (
             f"{row['context_tokens']:,}",
-            *(ms(row["measured"].get(f"{part}_seconds_per_token_median")) for part in _PARTS),
+            *(ms(row["measured"].get(f"{part}_seconds_per_token_median")) for part in known),
         )
         for row in whole["decode"]
     ]
@@ -111,7 +115,7 @@ def _whole_tables(name: str, whole: dict[str, Any]) -> list[Table]:
         Table(
             "measured: milliseconds a token of one of each part, by differences between cuts;\n"
             "OUTSIDE: what is neither in a layer nor the head",
-            ("CONTEXT", *_PARTS.values()),
+            ("CONTEXT", *known.values()),
             parts,
         ),
         Table(

@@ -197,7 +197,7 @@ def test_what_would_be_refused_later_is_refused_early(tiny_registry, monkeypatch
     monkeypatch.setattr("moechat.bench.synthetic.measure.available_memory_bytes", lambda: 1000)
     with pytest.raises(DoesNotFit) as caught:
         measure_synthetic("deepseek-v3", SMALL, silent)
-    assert caught.value.exit_code == 4 and "0.00 MB of memory" in caught.value.message
+    assert caught.value.exit_code == 4 and "1 kB of memory" in caught.value.message
 
 
 def test_the_front_without_typer(tiny_registry, tmp_path, capsys):

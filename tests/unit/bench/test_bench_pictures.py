@@ -115,6 +115,7 @@ def rate(tokens, key, middle):
 def model_report():
     return {
         "model": "x & y",
+        "threads": 2,
         "machine": {"cpu": None},
         "repetitions": 3,
         "decode": [rate(0, "context_tokens", 5.0), rate(1024, "context_tokens", 2.5)],

@@ -94,7 +94,7 @@ def test_a_terminal_gets_colour_unless_it_declines(report, monkeypatch):
 @pytest.mark.parametrize(
     ("part", "key", "value", "words"),
     [
-        ("machine", "load_average_1_minute", 2.5, "other programs were busy"),
+        ("machine", "load_average_1_minute", 2.5, "busy before (load 2.5 on 2)"),
         ("weights", "file_over_last_level_cache", 0.5, "caches could hold"),
         ("weights", "major_page_faults", 3, "came from disk"),
         ("rows", "read_gb_per_s_min", 40.0, "plain reading with 2 threads went from 40 to 72"),
@@ -131,3 +131,15 @@ def test_columns_are_aligned_and_titles_stand_above():
 )
 def test_a_bar_has_ten_cells_whatever_it_shows(fraction, cells):
     assert Bar(fraction).text("#", ".").split()[0] == "#" * cells + "." * (10 - cells)
+
+
+def test_lines_break_between_words_on_a_terminal_and_stay_whole_elsewhere(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    line = "warning: plain reading went from 2.33 to 6.46 GB/s meanwhile"
+    table = Table("", ("N",), [("1",)], legend="N: a number that is explained in many words here")
+    terminal, pipe = Terminal(), Pipe()
+    print_text([line, table], terminal)
+    print_text([line, table], pipe)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue()).splitlines()
+    assert max(map(len, lines)) < 40 and line in " ".join(lines) and table.legend in " ".join(lines)
+    assert line in pipe.getvalue().splitlines() and pipe.getvalue().endswith(f"{table.legend}\n")

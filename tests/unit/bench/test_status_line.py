@@ -6,8 +6,9 @@ import io
 import time
 
 from moechat.bench import status_line
-from moechat.bench.amounts import figure, size_text
+from moechat.bench.amounts import figure
 from moechat.bench.status_line import StatusLine
+from moechat.sizes import size_text
 
 
 class Terminal(io.StringIO):
@@ -51,4 +52,4 @@ def test_amounts_have_no_exponents_and_sizes_fit():
     assert [figure(value) for value in (6284.2, 0.0000123, 0.0, 30.44, 1.0)] == (
         ["6284", "0.0000123", "0", "30.4", "1"]
     )
-    assert (size_text(2.5e9), size_text(14.25e6)) == ("2.50 GB", "14.25 MB")
+    assert (size_text(2.5e9), size_text(14.25e6)) == ("2.5 GB", "14.2 MB")

@@ -142,7 +142,7 @@ def test_a_full_disk_is_an_error_with_numbers_and_leaves_nothing(monkeypatch):
     monkeypatch.setattr("moechat.bench.synthetic.folder.write_safetensors", full)
     with pytest.raises(DoesNotFit) as caught, build("olmoe-1b-7b"):
         pass
-    assert "0.00 MB of " in caught.value.message
+    assert "0 B of " in caught.value.message
     assert folders() == []
 
 
@@ -181,3 +181,10 @@ def test_a_routing_that_cannot_be_is_refused():
     shape = tiny("deepseek-v3").cut(experts=6)  # not in 4 groups
     with pytest.raises(ArchitectureUnsupported):
         stored_parts(shape, Recipe.of(shape))
+
+
+def test_a_cache_folder_that_cannot_be_made_is_named(monkeypatch, tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("MOECHAT_HOME", str(tmp_path / "file"))
+    with pytest.raises(Usage, match=r"file/cache/synthetic cannot be made.*MOECHAT_HOME"):
+        make_room()

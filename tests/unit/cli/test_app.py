@@ -100,6 +100,21 @@ def test_trouble_outside_the_engine_is_at_most_one_line(moechat, monkeypatch, er
     assert result.stderr.count("\n") == (1 if words else 0) and words in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("bench", "mini"), "`moechat bench model NAME`"),
+        (("bench", "kernls"), "Did you mean 'kernels'? See"),
+        (("bench", "kernels", "--threads", "x"), "from 1 to 256"),
+        (("bench", "--threads", "2", "kernels"), "error: options of `kernels` go after"),
+        (("show", "no/such.gguf"), "error: there is no file and no folder 'no/such.gguf'. ["),
+    ],
+)
+def test_a_wrong_line_is_told_what_was_meant(moechat, arguments, words):
+    result = moechat(*arguments)
+    assert result.code in (2, 3) and words in result.stderr
+
+
 def test_errors_break_between_words(moechat, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     whole = moechat("show", "nosuch").stderr

@@ -291,7 +291,7 @@ def test_unknown_model_names_close_ones_and_the_order(moechat):
 def test_known_model_without_weights_says_where_they_are(moechat):
     result = moechat("run", "deepseek-v3", "q")
     assert result.code == 3
-    for part in ("689 GB", "deepseek-ai/DeepSeek-V3", "moechat run /path/to/folder"):
+    for part in ("689 GB", "deepseek-ai/DeepSeek-V3", "give /path/to/folder"):
         assert part in result.stderr
 
 
