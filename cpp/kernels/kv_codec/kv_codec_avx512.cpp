@@ -1,3 +1,5 @@
+#include <immintrin.h>
+
 #include <cstring>
 
 #include "common/number_formats.h"
@@ -8,6 +10,6 @@ namespace kv_codec_avx512 {
 #include "kernels/kv_codec/kv_codec.inl"
 }  // namespace kv_codec_avx512
 
-const KVCodecKernels kKVCodecAvx512 = {kv_codec_avx512::encode, kv_codec_avx512::decode};
+const KVCodecKernels kKVCodecAvx512 = {kv_codec_avx512::encode, kv_codec_avx512::decode, kv_codec_avx512::add};
 
 }  // namespace moechat
