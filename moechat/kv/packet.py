@@ -21,7 +21,10 @@ from moechat.kv.tiers import DROPPED, Tier, coded_parts, tier_sizes
 VERSION = 2
 TIER_NATIVE = int(Tier.NATIVE)
 
-_COMPUTE_DTYPES = {"bf16": np.dtype(np.uint16), "exact": np.dtype(np.float32)}
+_COMPUTE_DTYPES: dict[str, np.dtype[Any]] = {
+    "bf16": np.dtype(np.uint16),
+    "exact": np.dtype(np.float32),
+}
 _SCALED = (Tier.INT8, Tier.K8V4, Tier.INT4)
 
 
@@ -79,7 +82,7 @@ def encode_packet(
     *,
     centre_keys: bool = False,
 ) -> KVPacket:
-    """A packet of ``rows`` [n, W] (uint16 BF16 bits or float32), each token in its tier (uint8 [n]).
+    """A packet of ``rows`` [n, W] (uint16 BF16 bits or float32), each token in its tier (uint8).
 
     DROPPED tokens are left out. ``centre_keys``: the mean of every key channel over the quantised
     tokens travels once, and only differences to it are quantised. When all tokens are NATIVE,
@@ -183,6 +186,7 @@ def checksum(packet: KVPacket) -> int:
     """CRC-32 of every field but the checksum itself, types and shapes of arrays included."""
     header = (packet.version, packet.session, packet.epoch, packet.layer)
     crc = zlib.crc32(repr(tuple(map(int, header))).encode())
+    named: list[tuple[str, NDArray[Any]]]
     named = [("positions", packet.positions), ("tiers", packet.tiers), ("centre", packet.centre)]
     named += [(f"payload {tier}", packet.payload[tier]) for tier in sorted(packet.payload)]
     named += [(f"scales {tier}", packet.scales[tier]) for tier in sorted(packet.scales)]
@@ -212,7 +216,7 @@ def _refused(packet: KVPacket, reason: str) -> PacketRefused:
     return PacketRefused(f"a KV packet of layer {packet.layer} was refused", reason)
 
 
-def _is_array(array: object, dtype: type[Any], num_dimensions: int) -> bool:
+def _is_array(array: object, dtype: Any, num_dimensions: int) -> bool:
     return isinstance(array, np.ndarray) and array.dtype == dtype and array.ndim == num_dimensions
 
 
@@ -243,7 +247,7 @@ def _content_damage(packet: KVPacket) -> str:
     """What is wrong although the checksum is right."""
     if len(packet.positions) and (packet.positions[0] < 0 or np.any(np.diff(packet.positions) < 1)):
         return "its positions do not rise"
-    counts = dict(zip(*map(np.ndarray.tolist, np.unique(packet.tiers, return_counts=True))))
+    counts = {int(code): int(np.sum(packet.tiers == code)) for code in np.unique(packet.tiers)}
     if set(packet.payload) != set(counts):
         return "it lacks a tier or holds an unknown one"
     if set(packet.scales) != set(counts) & {int(tier) for tier in _SCALED}:
@@ -256,9 +260,9 @@ def _content_damage(packet: KVPacket) -> str:
 
 def _foreign(packet: KVPacket, layout: KVLayout | None, compute: str | None) -> str:
     """Why the packet does not belong to a layout and a compute type."""
-    if compute is not None and TIER_NATIVE in packet.payload:
-        if packet.payload[TIER_NATIVE].dtype != _COMPUTE_DTYPES[compute]:
-            return "its elements are of another compute type"
+    native = packet.payload.get(TIER_NATIVE)
+    if compute is not None and native is not None and native.dtype != _COMPUTE_DTYPES[compute]:
+        return "its elements are of another compute type"
     if layout is None:
         return ""
     if len(packet.centre) not in (0, layout.centred_width):
