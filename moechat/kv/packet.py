@@ -92,16 +92,16 @@ def encode_packet(
     KVNotEncodable: a value in a coded tier that is not finite, or too large for float16.
     """
     _check_input(positions, rows, tiers, layout)
-    if len(tiers) and np.all(tiers == TIER_NATIVE):
+    counts = np.bincount(tiers, minlength=DROPPED + 1)
+    if counts[TIER_NATIVE] == len(tiers):
         return native_packet(session, epoch, layer, positions, rows)
-    kept = tiers != DROPPED
-    chosen = {Tier(code): np.flatnonzero(tiers == code) for code in np.unique(tiers[kept])}
+    chosen = {tier: np.flatnonzero(tiers == tier) for tier in Tier if counts[tier]}
     payload: dict[int, NDArray[Any]] = {}
     scales: dict[int, NDArray[Any]] = {}
     centre = np.empty(0, np.float16)
     try:
         if centre_keys and any(tier in _SCALED for tier in chosen):
-            quantised = np.flatnonzero(np.isin(tiers, _SCALED))
+            quantised = np.sort(np.concatenate([chosen[t] for t in chosen if t in _SCALED]))
             centre = _native.kv_centre(rows, quantised, layout.centred_width)
         for tier, numbers in chosen.items():
             if tier == Tier.NATIVE:
@@ -119,7 +119,10 @@ def encode_packet(
             str(error.args[1]),
             "Native precision carries them unchanged",
         ) from error
-    return _sealed(session, epoch, layer, positions[kept], tiers[kept], payload, scales, centre)
+    if counts[DROPPED]:
+        kept = tiers != DROPPED
+        positions, tiers = positions[kept], tiers[kept]
+    return _sealed(session, epoch, layer, positions, tiers, payload, scales, centre)
 
 
 def _check_input(
@@ -133,7 +136,7 @@ def _check_input(
         raise ValueError("rows must be uint16 (BF16) or float32")
     if rows.shape != (len(positions), layout.width):
         raise ValueError("rows must be [n, width of the layout]")
-    if not np.all(np.isin(tiers, [*Tier, DROPPED])):
+    if np.any((tiers > max(Tier)) & (tiers != DROPPED)):
         raise ValueError("a tier is unknown")
 
 
@@ -247,7 +250,8 @@ def _content_damage(packet: KVPacket) -> str:
     """What is wrong although the checksum is right."""
     if len(packet.positions) and (packet.positions[0] < 0 or np.any(np.diff(packet.positions) < 1)):
         return "its positions do not rise"
-    counts = {int(code): int(np.sum(packet.tiers == code)) for code in np.unique(packet.tiers)}
+    numbers = np.bincount(packet.tiers)
+    counts = {int(code): int(numbers[code]) for code in np.flatnonzero(numbers)}
     if set(packet.payload) != set(counts):
         return "it lacks a tier or holds an unknown one"
     if set(packet.scales) != set(counts) & {int(tier) for tier in _SCALED}:
