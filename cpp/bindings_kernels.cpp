@@ -174,6 +174,7 @@ void register_kernels(py::module_& m) {
         "additions they were.",
         py::arg("iterations"));
   register_vector_kernels(m);
+  register_kv_codec(m);
   register_read(m);
 }
 

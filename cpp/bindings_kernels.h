@@ -16,6 +16,8 @@ inline bool is_type(const pybind11::array& array, char kind, int64_t element_byt
 void register_view(pybind11::module_& m);
 // Vector, router and rope kernels, for tests.
 void register_vector_kernels(pybind11::module_& m);
+// KV rows to packet bytes and back.
+void register_kv_codec(pybind11::module_& m);
 // Plain reading.
 void register_read(pybind11::module_& m);
 

@@ -116,6 +116,23 @@ def rope(
     amplitude: float,
     interleaved: bool = True,
 ) -> Float32: ...
+def kv_encode(
+    rows: NDArray[Any],
+    chosen: NDArray[np.int64],
+    parts: Sequence[tuple[int, int, str]],
+    centre: NDArray[np.float16] | None = None,
+) -> tuple[NDArray[np.uint8], NDArray[np.float16]]: ...
+def kv_decode(
+    payload: NDArray[np.uint8],
+    scales: NDArray[np.float16],
+    parts: Sequence[tuple[int, int, str]],
+    centre: NDArray[np.float16] | None,
+    rows: NDArray[Any],
+    chosen: NDArray[np.int64],
+) -> None: ...
+def kv_centre(
+    rows: NDArray[Any], chosen: NDArray[np.int64], width: int
+) -> NDArray[np.float16]: ...
 def read_checksum(array: NDArray[Any], begin_byte: int, end_byte: int) -> int: ...
 def read_bandwidth(
     pool: ThreadPool, array: NDArray[Any], begin_byte: int, end_byte: int, prefetch: bool = False

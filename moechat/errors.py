@@ -99,6 +99,12 @@ class PacketRefused(MoechatError):
     name, exit_code = "packet-refused", 1
 
 
+class KVNotEncodable(MoechatError):
+    """A key or value that a KV encoding cannot hold: not finite, or too large for float16."""
+
+    name, exit_code = "kv-not-encodable", 1
+
+
 class EngineClosed(MoechatError):
     """The engine was closed while, or before, it was used."""
 

@@ -71,6 +71,24 @@ namespace moechat {
   return load_f32(&bits);
 }
 
+// Round to nearest even, as F16C does: 65520 and above become infinity, NaN stays NaN (quiet).
+[[gnu::always_inline]] inline uint16_t f32_to_f16(float v) {
+  uint32_t bits;
+  std::memcpy(&bits, &v, sizeof bits);
+  const uint32_t sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u)
+    return static_cast<uint16_t>(sign | 0x7e00u | ((magnitude >> 13) & 0x1ffu));
+  if (magnitude >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);
+  if (magnitude < 0x38800000u) {  // below 2^-14: steps of 2^-24, which are 0.5's last bit
+    const float shifted = load_f32(&magnitude) + 0.5f;
+    uint32_t shifted_bits;
+    std::memcpy(&shifted_bits, &shifted, sizeof shifted_bits);
+    return static_cast<uint16_t>(sign | (shifted_bits - 0x3f000000u));
+  }
+  const uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
+  return static_cast<uint16_t>(sign | ((rounded - 0x38000000u) >> 13));
+}
+
 // E8M0 (OCP MX specification 1.0, section 5.4.1): 2^(code - 127); 255 is NaN. 2^-127 is denormal.
 [[gnu::always_inline]] inline float e8m0_to_f32(uint8_t code) {
   const uint32_t bits = code == 0 ? 0x00400000u : code == 255 ? 0x7fc00000u : uint32_t{code} << 23;

@@ -16,15 +16,15 @@ struct Entry {
 };
 
 const Entry kTable[] = {
-    {{"amx", &kMatmulAmx, &kVectorAvx512, &dot_peak_amx},
+    {{"amx", &kMatmulAmx, &kVectorAvx512, &kKVCodecAvx512, &dot_peak_amx},
      [](const CpuFeatures& f) { return f.amx_bf16; }},
-    {{"avx512bf16", &kMatmulAvx512bf16, &kVectorAvx512, &dot_peak_avx512bf16},
+    {{"avx512bf16", &kMatmulAvx512bf16, &kVectorAvx512, &kKVCodecAvx512, &dot_peak_avx512bf16},
      [](const CpuFeatures& f) { return f.avx512_bf16; }},
-    {{"avx512", &kMatmulAvx512, &kVectorAvx512, &dot_peak_avx512},
+    {{"avx512", &kMatmulAvx512, &kVectorAvx512, &kKVCodecAvx512, &dot_peak_avx512},
      [](const CpuFeatures& f) { return f.avx512; }},
-    {{"avx2", &kMatmulAvx2, &kVectorAvx2, &dot_peak_avx2},
+    {{"avx2", &kMatmulAvx2, &kVectorAvx2, &kKVCodecAvx2, &dot_peak_avx2},
      [](const CpuFeatures& f) { return f.avx2_fma_f16c; }},
-    {{"ref", &kMatmulRef, &kVectorRef, &dot_peak_ref}, [](const CpuFeatures&) { return true; }},
+    {{"ref", &kMatmulRef, &kVectorRef, &kKVCodecRef, &dot_peak_ref}, [](const CpuFeatures&) { return true; }},
 };
 
 std::atomic<const InstructionSet*> active{nullptr};

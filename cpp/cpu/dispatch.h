@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/kv_codec/kv_codec.h"
 #include "kernels/matmul/matmul.h"
 #include "kernels/vector/vector_ops.h"
 
@@ -12,6 +13,7 @@ struct InstructionSet {
   const char* name;  // "ref", "avx2", "avx512", "avx512bf16", "amx"
   const MatmulKernels* matmul;
   const VectorKernels* vector;
+  const KVCodecKernels* kv_codec;
   int64_t (*dot_peak)(int64_t iterations);  // kernels/peak/peak.h
 };
 
