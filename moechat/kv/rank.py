@@ -17,4 +17,5 @@ def descending(scores: NDArray[np.floating[Any]]) -> NDArray[np.int64]:
     keys = np.asarray(scores, np.float32).view(np.uint32).astype(np.uint64) << np.uint64(32)
     keys |= np.arange(len(scores), dtype=np.uint64)
     keys.sort()
-    return (keys[::-1] & np.uint64(0xFFFFFFFF)).astype(np.int64)
+    order: NDArray[np.int64] = (keys[::-1] & np.uint64(0xFFFFFFFF)).astype(np.int64)
+    return order
