@@ -29,7 +29,7 @@ def token_importance(
     if mass_n.shape != (num_tokens,):
         raise ValueError(f"window_mass has shape {mass_n.shape} for {num_tokens} tokens.")
     largest = float(np.finfo(np.float32).max)
-    mass = np.fmax(mass_n.astype(np.float64), 0.0)  # fmax: NaN gives 0
+    mass = np.fmax(mass_n.astype(np.float64), 0.0) + 0.0  # fmax: NaN gives 0; -0.0 + 0.0 is 0.0
     np.minimum(mass, largest, out=mass)
     if protected is not None:
         own = mass[protected]
