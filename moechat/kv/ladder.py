@@ -40,7 +40,10 @@ class Ladder:
     def of(layout: KVLayout, num_tiers: int) -> Ladder:
         """The ladder of 2 (INT8, FP16), 3 (INT4, INT8, FP16) or 4 (K8V4 as well) tiers."""
         rungs: list[tuple[Tier, int, float]] = []
+        allowed = tiers_of(layout)
         for tier in TIERS[num_tiers]:
+            if tier not in allowed:
+                continue
             rung = (tier, bytes_per_token(layout, tier), LOSS[tier])
             while rungs and rungs[-1][1] >= rung[1]:
                 rungs.pop()
@@ -53,6 +56,12 @@ class Ladder:
         """Loss avoided for each byte of each step up; falls from step to step."""
         rungs = list(zip(self.tiers, self.cost_bytes, self.loss))
         return [_gain(low, high) for low, high in pairwise(rungs)]
+
+
+def tiers_of(layout: KVLayout) -> tuple[Tier, ...]:
+    """The tiers that a layout has: K8V4 needs values of their own, latent attention has none."""
+    has_values = any(part.kind == "value" for part in layout.parts)
+    return tuple(tier for tier in Tier if tier != Tier.K8V4 or has_values)
 
 
 def _gain(low: tuple[Tier, int, float], high: tuple[Tier, int, float]) -> float:

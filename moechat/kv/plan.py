@@ -16,7 +16,7 @@ from moechat.kv.tiers import DROPPED
 class Plan:
     """What becomes of each token: ``tiers`` (uint8 [n], DROPPED among them) and what it costs.
 
-    ``num_bytes`` counts payload and scales, not the header of a packet.
+    ``num_bytes`` counts payload, scales and centre, not the header of a packet.
     """
 
     tiers: NDArray[np.uint8]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moechat.errors import BadParameter
 from moechat.kv.importance import token_importance
-from moechat.kv.ladder import TIERS, Ladder
+from moechat.kv.ladder import TIERS, Ladder, tiers_of
 from moechat.kv.layout import KVLayout
 from moechat.kv.plan import Plan, allocate
 from moechat.kv.rank import descending
@@ -70,6 +70,10 @@ class KVPolicy(ABC):
             raise ValueError(f"window_mass has shape {mass_n.shape} for {num_tokens} tokens.")
         return self._plan(first_position, num_tokens, mass_n)
 
+    def _centre_bytes(self) -> int:
+        """What the centre of the keys costs a packet that holds quantised tokens: float16."""
+        return 2 * self.layout.centred_width if self.centre_keys else 0
+
     @abstractmethod
     def _plan(
         self, first_position: int, num_tokens: int, mass_n: NDArray[np.float32] | None
@@ -86,6 +90,8 @@ class UniformPolicy(KVPolicy):
         self, first_position: int, num_tokens: int, mass_n: NDArray[np.float32] | None
     ) -> Plan:
         num_bytes = num_tokens * bytes_per_token(self.layout, self.tier)
+        if num_tokens and self.tier not in (Tier.NATIVE, Tier.FP16):
+            num_bytes += self._centre_bytes()
         return Plan(np.full(num_tokens, self.tier, np.uint8), 0, num_bytes)
 
 
@@ -94,7 +100,9 @@ class SpectrumPolicy(KVPolicy):
     """Two to four tiers by importance; sinks and the last window in FP16.
 
     ``budget`` is of 2 bytes an element, in (0, 1]. A plan costs no more than that, or one token in
-    the lowest tier where the budget is less.
+    the lowest tier where the budget is less. The centre of the keys (a token at most) is paid out
+    of what lifts tokens above the lowest tier; where that is not enough it comes on top, because no
+    token is dropped for it.
     """
 
     budget: float
@@ -107,7 +115,14 @@ class SpectrumPolicy(KVPolicy):
         protected = _protected(first_position, num_tokens, self.window)[:most]
         importance_n = token_importance(mass_n, num_tokens, protected)
         budget_bytes = math.floor(num_tokens * self.budget * budget_bytes_per_token(self.layout))
-        return allocate(importance_n, protected, budget_bytes, self.ladder)
+        costs, centre_bytes = self.ladder.cost_bytes, self._centre_bytes()
+        if budget_bytes < num_tokens * costs[-1]:
+            least = min(budget_bytes, num_tokens * costs[0])
+            budget_bytes = max(budget_bytes - centre_bytes, least)
+        plan = allocate(importance_n, protected, budget_bytes, self.ladder)
+        if not np.isin(plan.tiers, self.ladder.tiers[:-1]).any():
+            return plan
+        return replace(plan, num_bytes=plan.num_bytes + centre_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +177,10 @@ def make_policy(
         )
     if name in UNIFORM:
         tier = UNIFORM[name]
+        if tier not in tiers_of(layout):
+            raise BadParameter(
+                "the KV policy does not suit the model", f"{name} needs values beside the keys"
+            )
         return UniformPolicy(name=name, layout=layout, tier=tier, centre_keys=bool(centre_keys))
     if name == "spectrum":
         return SpectrumPolicy(

@@ -34,29 +34,50 @@ def masses(draw):
     return n, (np.random.default_rng(seed).pareto(1.0, n) * 1e-3).astype(np.float32)
 
 
+def policy_lowest(policy):
+    return policy.ladder.tiers[0] if policy.name == "spectrum" else Tier.FP16
+
+
 def cost(layout, tiers):
     return sum(bytes_per_token(layout, Tier(tier)) for tier in tiers if tier != DROPPED)
 
 
-@given(st.sampled_from(NAMES), BUDGETS, LAYOUTS, st.integers(2, 4), st.booleans(), masses())
-def test_every_plan(name, budget, layout, num_tiers, begins, mass):
+@given(
+    st.sampled_from(NAMES),
+    BUDGETS,
+    LAYOUTS,
+    st.integers(2, 4),
+    st.booleans(),
+    st.booleans(),
+    masses(),
+)
+def test_every_plan(name, budget, layout, num_tiers, begins, centre_keys, mass):
     n, mass_n = mass
-    policy = make_policy(name, budget, layout, num_tiers=num_tiers)
+    if name == "k8v4":
+        layout = GROUPED
+    policy = make_policy(name, budget, layout, num_tiers=num_tiers, centre_keys=centre_keys)
     plan = policy.plan(3, 0 if begins else 7, n, mass_n)
     assert plan.tiers.dtype == np.uint8 and plan.tiers.shape == (n,)
     assert plan.tiers[-1] != DROPPED
     assert plan.num_dropped == np.count_nonzero(plan.tiers == DROPPED)
-    assert plan.num_bytes == cost(layout, plan.tiers)
     assert np.array_equal(plan.tiers, policy.tiers(3, 0 if begins else 7, n, mass_n))
+    centre = 0
+    if policy.centre_keys and set(plan.tiers) & {Tier.INT8, Tier.K8V4, Tier.INT4}:
+        centre = 2 * layout.centred_width
+    assert plan.num_bytes == cost(layout, plan.tiers) + centre
     if name not in UNIFORM:
+        allowed = n * budget * budget_bytes_per_token(layout)
         least = min(bytes_per_token(layout, tier) for tier in set(plan.tiers) - {DROPPED})
-        assert plan.num_bytes <= max(n * budget * budget_bytes_per_token(layout), least)
+        assert plan.num_bytes <= max(allowed, least) + centre
+        assert centre <= budget_bytes_per_token(layout)  # so within one token
+        if plan.num_dropped == 0 and allowed >= cost(layout, [policy_lowest(policy)] * n) + centre:
+            assert plan.num_bytes <= max(allowed, least)
 
 
 @given(BUDGETS, LAYOUTS, st.integers(2, 4), st.booleans(), masses())
 def test_sinks_and_window_up_to_a_quarter_of_the_budget(budget, layout, num_tiers, begins, mass):
     n, mass_n = mass
-    policy = make_policy("spectrum", budget, layout, num_tiers=num_tiers)
+    policy = make_policy("spectrum", budget, layout, num_tiers=num_tiers, centre_keys=False)
     plan = policy.plan(0, 0 if begins else 1, n, mass_n)
     tokens = list(range(n))
     sinks = tokens[: n - 1][:NUM_SINKS] if begins else []
@@ -80,8 +101,8 @@ def test_more_budget_is_spent(one, two, layout, num_tiers, mass):
         make_policy("spectrum", budget, layout, num_tiers=num_tiers).plan(0, 0, n, mass_n)
         for budget in sorted((one, two))
     )
-    largest_step = bytes_per_token(layout, Tier.FP16)
-    assert more.num_bytes > less.num_bytes - largest_step
+    assert more.num_bytes > less.num_bytes - budget_bytes_per_token(layout)
+    assert more.num_dropped <= less.num_dropped + 1
     if one == two:
         assert np.array_equal(less.tiers, more.tiers)
 
@@ -138,6 +159,18 @@ def test_no_tokens_at_all(name):
 def test_budget_out_of_range(name, budget):
     with pytest.raises(ValueError, match=r"the KV budget is out of range: .* is not in \(0, 1\]"):
         make_policy(name, budget, GROUPED)
+
+
+def test_all_in_float16_when_the_budget_pays_for_it():
+    plan = make_policy("spectrum", 1.0, GROUPED, centre_keys=True).plan(0, 0, 50)
+    assert set(plan.tiers) == {Tier.FP16} and plan.num_bytes == 50 * 512
+
+
+def test_latent_attention_has_no_values_to_code_apart():
+    with pytest.raises(ValueError, match="k8v4 needs values beside the keys"):
+        make_policy("k8v4", 0.5, LATENT)
+    four = make_policy("spectrum", 0.5, LATENT, num_tiers=4)
+    assert four.ladder.tiers == (Tier.INT4, Tier.INT8, Tier.FP16)
 
 
 def test_unknown_names_and_tiers():
