@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,8 @@ from numpy.typing import NDArray
 
 from moechat import _native
 from moechat.errors import PacketRefused
-from moechat.kv.packet import TIER_NATIVE, KVPacket, verify
+from moechat.kv.layout import KVLayout
+from moechat.kv.packet import KVPacket, decode_packet, verify
 from moechat.models.spec import ModelSpec
 
 
@@ -34,6 +36,9 @@ class KVCache:
         self.session = session
         self.epoch = 0
         self.num_layers = spec.num_layers
+        self.layout, self.compute = KVLayout.of(spec), compute
+        self.arrived_bytes = 0  # payload, scales and centres of all packets that were applied
+        self.decode_seconds = 0.0  # spent on checking and decoding them
         windows = [layer.window for layer in spec.layers]
         self.native = _native.KVCache(windows, spec.kv_width, compute, spec.kv_segments)
         self.draft = (
@@ -71,20 +76,23 @@ class KVCache:
         """Append a packet's slots; False when it is stale. Raises PacketRefused when it is bad."""
         if packet.session != self.session or packet.epoch != self.epoch:
             return False
+        started = time.perf_counter()
         verify(packet)
-        rows = packet.payload[TIER_NATIVE]
+        positions, rows = decode_packet(packet, self.layout, self.compute)
+        self.decode_seconds += time.perf_counter() - started
         native, layer = self.native, packet.layer
         if layer == self.num_layers and self.draft is not None:
             native, layer = self.draft, 0
         try:
-            if packet.positions[0] < native.end_position(layer):
+            if positions[0] < native.end_position(layer):
                 raise PacketRefused(
                     f"a KV packet of layer {packet.layer} was refused",
                     "its positions are held already",
                 )
-            native.append(layer, packet.positions, rows)
+            native.append(layer, positions, rows)
         except _native.NativeError as error:
             raise PacketRefused("a KV packet was refused", str(error.args[1])) from error
+        self.arrived_bytes += packet.num_bytes
         return True
 
     def settle(self) -> None:
@@ -98,8 +106,9 @@ class KVCache:
     def truncate(self, position: int) -> None:
         """Keep the slots of positions below ``position``; what is on its way becomes stale.
 
-        What a policy dropped of the tokens before stays dropped. Past a sliding window's slack nothing is kept, unless it goes back to where the last answer
-        began: then the timeline is prefilled again.
+        What a policy dropped of the tokens before stays dropped. Past a sliding window's slack
+        nothing is kept, unless it goes back to where the last answer began: then the timeline is
+        prefilled again.
         """
         self.epoch += 1
         self.native.truncate(position)
