@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from moechat import _native
 from moechat.decode.worker import DecodeWorker
 from moechat.engine import flow
-from moechat.engine.kv_choice import choose_policy
+from moechat.engine.kv_choice import choose_policy, named_policy
 from moechat.engine.loading import choose_instruction_set, load_model
 from moechat.engine.model_files import ModelFiles
 from moechat.engine.requests import ExtendRequest, GenerateRequest, Handle
@@ -26,8 +26,7 @@ from moechat.errors import (
     TextUnavailable,
     from_native,
 )
-from moechat.kv.layout import KVLayout
-from moechat.kv.policy import NAMES, make_policy
+from moechat.kv.policy import NAMES
 from moechat.prefill.worker import PrefillWorker
 from moechat.registry import load_registry
 from moechat.sample.params import SamplingParams
@@ -71,9 +70,7 @@ class Engine:
         self.spec = self.model.spec
         self.context_tokens = _context(context_tokens, self.spec.context_tokens)
         # How the KV of a prompt crosses from now on; may be replaced between two requests.
-        self.kv_policy = make_policy(
-            "native" if kv == "auto" else kv, kv_budget, KVLayout.of(self.spec)
-        )
+        self.kv_policy = named_policy(kv, kv_budget, self.spec)
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._lock = threading.Lock()  # close() against requests that begin
         self._numbers = itertools.count()

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from moechat import _native
 from moechat.errors import PacketRefused
 from moechat.kv.layout import KVLayout
-from moechat.kv.packet import KVPacket, decode_packet, verify
+from moechat.kv.packet import KVPacket, decode_packet
 from moechat.models.spec import ModelSpec
 
 
@@ -77,14 +77,13 @@ class KVCache:
         if packet.session != self.session or packet.epoch != self.epoch:
             return False
         started = time.perf_counter()
-        verify(packet)
         positions, rows = decode_packet(packet, self.layout, self.compute)
         self.decode_seconds += time.perf_counter() - started
         native, layer = self.native, packet.layer
         if layer == self.num_layers and self.draft is not None:
             native, layer = self.draft, 0
         try:
-            if positions[0] < native.end_position(layer):
+            if len(positions) and positions[0] < native.end_position(layer):
                 raise PacketRefused(
                     f"a KV packet of layer {packet.layer} was refused",
                     "its positions are held already",

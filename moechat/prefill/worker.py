@@ -19,7 +19,7 @@ from moechat.kv.cache import KVCache
 from moechat.kv.channel import Channel
 from moechat.kv.packet import KVPacket, encode_packet, native_packet
 from moechat.kv.policy import KVPolicy
-from moechat.kv.tiers import DROPPED, Tier
+from moechat.kv.tiers import DROPPED
 from moechat.prefill.cpu import CpuPrefill, LayerOutput
 
 
@@ -143,20 +143,17 @@ def _encode(
     )
     if tiers[-1] == DROPPED:  # how far the cache is complete shows by the last slot
         raise ValueError(f"the KV policy {job.policy.name} dropped the last token")
-    session, rows = job.cache.session, output.kv_TW
-    if np.all(tiers == Tier.NATIVE):
-        packet = native_packet(session, epoch, layer, positions, rows)
-    else:
-        packet = encode_packet(
-            session,
-            epoch,
-            layer,
-            positions,
-            rows,
-            tiers,
-            job.cache.layout,
-            centre_keys=job.policy.centre_keys,
-        )
+    cache, rows = job.cache, output.kv_TW
+    packet = encode_packet(
+        cache.session,
+        epoch,
+        layer,
+        positions,
+        rows,
+        tiers,
+        cache.layout,
+        centre_keys=job.policy.centre_keys,
+    )
     job.result.kv_native_bytes += 2 * rows.size
     job.result.kv_encode_seconds += time.perf_counter() - started
     return packet
