@@ -37,10 +37,10 @@ void check_cache(const Model& model, const KVCache& cache) {
         "the KV cache belongs to another model or compute mode");
 }
 
-// Every layer must hold exactly the slots before `position`.
+// Every layer must be complete up to `position`, and hold nothing from there on.
 void check_holds(const KVCache& cache, int64_t position) {
   for (int64_t layer = 0; layer < cache.num_layers(); ++layer)
-    check(cache.num_slots(layer) == position, "the cache must hold exactly the slots before");
+    check(cache.end_position(layer) == position, "the cache must hold exactly the tokens before");
 }
 
 // Slots in the cache's own element type: uint16 (BF16) or float32.
@@ -167,6 +167,11 @@ void register_engine(py::module_& m) {
              check(layer >= 0 && layer < self.num_layers(), "layer out of range");
              return self.num_slots(layer);
            })
+      .def("end_position",
+           [](const KVCache& self, int64_t layer) {
+             check(layer >= 0 && layer < self.num_layers(), "layer out of range");
+             return self.end_position(layer);
+           })
       .def("append", &append_slots, py::arg("layer"), py::arg("positions"), py::arg("rows"))
       .def("read", &read_slots, py::arg("layer"), py::arg("begin"), py::arg("end"))
       .def("positions",
@@ -190,18 +195,19 @@ void register_engine(py::module_& m) {
 
   py::class_<Prefill>(m, "Prefill", "One span of new tokens on its way through the layers.")
       .def(py::init([](const PyModel& model, ThreadPool& pool, const KVCache& cache,
-                       const IntArray& tokens, int64_t prefix) {
+                       const IntArray& tokens, int64_t first_position) {
              check(tokens.ndim() == 1 && tokens.size() > 0, "prefill needs at least one token");
              check_tokens(model.model, tokens.data(), tokens.size());
              check_cache(model.model, cache);
-             check_holds(cache, prefix);
-             check(prefix <= INT32_MAX - tokens.size(), "the positions do not fit 32 bits");
+             check_holds(cache, first_position);
+             check(first_position <= INT32_MAX - tokens.size(), "the positions do not fit 32 bits");
              std::vector<int32_t> ids(tokens.data(), tokens.data() + tokens.size());
              const py::gil_scoped_release release;
-             return std::make_unique<Prefill>(model.model, pool, cache, std::move(ids), prefix);
+             return std::make_unique<Prefill>(model.model, pool, cache, std::move(ids),
+                                              first_position);
            }),
            py::arg("model"), py::arg("pool"), py::arg("cache"), py::arg("tokens"),
-           py::arg("prefix"), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(),
+           py::arg("first_position"), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(),
            py::keep_alive<1, 4>())
       .def("run_layer", &run_prefill_layer, py::arg("cancel"), py::arg("window") = 0)
       .def("logits", &prefill_logits, py::arg("cancel"), py::arg("first"))

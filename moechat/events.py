@@ -22,6 +22,10 @@ class TurnStats:
     reasoning_tokens: int = 0  # of decode_tokens, those of thinking
     drafted: int = 0  # tokens that speculation drafted and a step verified
     accepted: int = 0  # and those of them that were right
+    kv_bytes: int = 0  # KV that prefill sent to decode: payload, scales and centres
+    kv_native_bytes: int = 0  # the same tokens' KV at 2 bytes an element
+    kv_encode_seconds: float = 0.0  # on the prefill side, part of prefill_seconds
+    kv_decode_seconds: float = 0.0  # on the decode side
 
     @property
     def prefill_tokens_per_second(self) -> float:

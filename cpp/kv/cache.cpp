@@ -44,6 +44,7 @@ void KVCache::append_row(Layer& layer, int32_t position, const uint8_t* row) {
   KVPage& page = layer.pages.back();
   page.positions[static_cast<size_t>(index)] = position;
   ++layer.num_slots;
+  layer.end = int64_t{position} + 1;
   const int64_t bytes = segment_bytes();
   for (int64_t s = 0; s < num_segments_; ++s)
     std::memcpy(page.bytes.get() + (s * kPageSlots + index) * bytes, row + s * bytes,
@@ -68,8 +69,11 @@ void KVCache::free_left(Layer& layer, int32_t position) {
   if (layer.window == 0) return;
   const int64_t oldest = position - layer.window - kSlackSlots;
   size_t gone = 0;
-  while (gone + 1 < layer.pages.size() && layer.pages[gone].positions[kPageSlots - 1] <= oldest)
+  while (gone + 1 < layer.pages.size() && layer.pages[gone].positions[kPageSlots - 1] <= oldest) {
+    const int64_t last = layer.pages[gone].positions[kPageSlots - 1];
     put_aside(layer, gone++);
+    layer.begin = last + 1;
+  }
   layer.pages.erase(layer.pages.begin(), layer.pages.begin() + static_cast<std::ptrdiff_t>(gone));
   layer.first_page += static_cast<int64_t>(gone);
 }
@@ -82,7 +86,11 @@ void KVCache::put_aside(Layer& layer, size_t page) {
   if (positions[kPageSlots - 1] <= mark_ - layer.window - kPageSlots || positions[0] > mark_) return;
   const auto aside = static_cast<int64_t>(layer.aside.size());
   if (layer.aside_first_page + aside != number) layer.aside.clear();  // of an earlier mark
-  if (layer.aside.empty()) layer.aside_first_page = number;
+  if (layer.aside.empty()) {
+    layer.aside_first_page = number;
+    layer.aside_begin = layer.begin;
+  }
+  layer.aside_end = layer.pages[page + 1].positions[0];
   layer.aside.push_back(std::move(layer.pages[page]));
 }
 
@@ -95,14 +103,13 @@ void KVCache::settle() {
 
 // Whether the layer still holds what the window of the token at `position` shows.
 bool KVCache::can_rewind(const Layer& layer, int32_t position) const {
-  if (layer.first_page == 0 || layer.num_slots == 0) return true;
-  return layer.pages[0].positions[0] <= position - layer.window + 1;
+  return layer.begin <= std::max<int64_t>(0, position - layer.window + 1);
 }
 
 bool KVCache::can_restore(const Layer& layer, int32_t position) const {
-  return !layer.aside.empty() && layer.aside[0].positions[0] <=
-                                     std::max<int64_t>(0, position - layer.window + 1) &&
-         layer.aside.back().positions[kPageSlots - 1] >= position - 1;
+  return !layer.aside.empty() &&
+         layer.aside_begin <= std::max<int64_t>(0, position - layer.window + 1) &&
+         layer.aside_end >= position;
 }
 
 void KVCache::truncate(int32_t position) {
@@ -112,6 +119,7 @@ void KVCache::truncate(int32_t position) {
     if (position > 0 && !can_rewind(layer, position)) {
       layer.pages = std::move(layer.aside);
       layer.first_page = layer.aside_first_page;
+      layer.begin = layer.aside_begin;
       layer.num_slots =
           (layer.first_page + static_cast<int64_t>(layer.pages.size())) * kPageSlots;
     }
@@ -121,7 +129,8 @@ void KVCache::truncate(int32_t position) {
            layer.page_of(layer.num_slots - 1)
                    .positions[static_cast<size_t>((layer.num_slots - 1) % kPageSlots)] >= position)
       --layer.num_slots;
-    if (position == 0) layer.first_page = layer.num_slots = 0;
+    if (position == 0) layer.first_page = layer.num_slots = layer.begin = 0;
+    layer.end = std::min<int64_t>(layer.end, position);
     const int64_t pages = (layer.num_slots + kPageSlots - 1) / kPageSlots - layer.first_page;
     layer.pages.resize(static_cast<size_t>(pages));
   }

@@ -9,6 +9,11 @@
 // the window at the mark, where an answer began, is kept aside: many templates drop an answer's
 // thinking from the next prompt, which then goes on from there.
 //
+// Slots carry explicit positions, which rise. A policy may drop tokens on their way here: their
+// slots are absent, so layers may hold different numbers of slots, and slot and position differ.
+// A layer is complete up to its end_position: each position below it has a slot, was dropped, or
+// has left the window.
+//
 // Threads: only the decode side writes (append, truncate). A prefill job reads slots before its own
 // span of layer l while packets of earlier layers are being appended; lists of different layers are
 // independent, and layer l's packet is appended only after the job has read layer l.
@@ -30,8 +35,7 @@ constexpr int64_t kMaxSlotElements = int64_t{1} << 20;
 // How a page's elements are stored. Both encodings are the compute types, bit for bit.
 enum class KVEncoding : uint8_t { kBF16, kF32 };
 
-// kPageSlots slots, segment by segment. Slots carry explicit positions: slot and position differ once a policy
-// drops tokens.
+// kPageSlots slots, segment by segment.
 struct KVPage {
   KVEncoding encoding{};
   std::unique_ptr<uint8_t[]> bytes;
@@ -54,6 +58,10 @@ class KVCache {
   int64_t first_slot(int64_t layer) const { return layers_[layer].first_page * kPageSlots; }
   int64_t num_slots(int64_t layer) const { return layers_[layer].num_slots; }
   int64_t window(int64_t layer) const { return layers_[layer].window; }
+  // The position that is next to be appended, after a truncation at the latest the one given there.
+  int64_t end_position(int64_t layer) const { return layers_[layer].end; }
+  // Slots of lower positions have left the window.
+  int64_t begin_position(int64_t layer) const { return layers_[layer].begin; }
   int64_t bytes() const;  // of all pages
 
   // Appends `count` slots in this cache's encoding (rows of slot_bytes()). Frees nothing, so that a
@@ -65,8 +73,9 @@ class KVCache {
   void settle();
   // Answers begin at `position` from now on.
   void mark(int32_t position) { mark_ = position; }
-  // Keeps slots whose position is < `position` in every layer. When a layer has freed what its
-  // window would then show, everything is dropped: the caller prefills again.
+  // Keeps slots whose position is < `position` in every layer; what a policy dropped of them stays
+  // dropped. When a layer has freed what its window would then show, everything is let go: the
+  // caller prefills again.
   void truncate(int32_t position);
 
   // First slot of a layer that a query at `position` sees.
@@ -83,8 +92,10 @@ class KVCache {
   struct Layer {
     std::vector<KVPage> pages;
     int64_t window = 0, first_page = 0, num_slots = 0;
+    int64_t begin = 0, end = 0;  // positions, see begin_position and end_position
     std::vector<KVPage> aside;  // full pages around the mark that left `pages`, in order
     int64_t aside_first_page = 0;
+    int64_t aside_begin = 0, aside_end = 0;  // positions that `aside` answers for
     const KVPage& page_of(int64_t slot) const {
       return pages[static_cast<size_t>(slot / kPageSlots - first_page)];
     }

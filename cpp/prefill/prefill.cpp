@@ -17,29 +17,33 @@ constexpr int64_t kExpertFloats = 128ll << 18;    // 128 MiB of expert activatio
 
 void resize(std::vector<float>& buffer, int64_t size) { buffer.resize(static_cast<size_t>(size)); }
 
+std::vector<int64_t> slots_held(const KVCache& cache) {
+  std::vector<int64_t> slots;
+  for (int64_t layer = 0; layer < cache.num_layers(); ++layer)
+    slots.push_back(cache.num_slots(layer));
+  return slots;
+}
+
 }  // namespace
 
 Prefill::Prefill(const Model& model, ThreadPool& pool, const KVCache& cache,
-                 std::vector<int32_t> tokens, int64_t prefix)
-    : Prefill(model, pool, cache, std::move(tokens), prefix, prefix) {}
-
-Prefill::Prefill(const Model& model, ThreadPool& pool, const KVCache& cache,
-                 std::vector<int32_t> tokens, int64_t prefix, int64_t first_position)
+                 std::vector<int32_t> tokens, int64_t first_position)
     : model_(model), isa_(active_instruction_set()), pool_(pool), cache_(cache),
-      tokens_(std::move(tokens)), prefix_(prefix), first_position_(first_position),
+      tokens_(std::move(tokens)), prefixes_(slots_held(cache)), first_position_(first_position),
       angles_(static_cast<int64_t>(model.ropes.size()) * 2 * model.rope_pairs()),
       experts_(isa_, pool) {
   const ModelDims& d = model.dims;
   const int64_t rows = num_tokens();
+  const int64_t most_keys = rows + *std::max_element(prefixes_.begin(), prefixes_.end());
   if (d.latent())
-    latent_.emplace(model, isa_, pool, rows, num_keys());
+    latent_.emplace(model, isa_, pool, rows, most_keys);
   else
-    grouped_.emplace(model, isa_, pool, rows, num_keys());
+    grouped_.emplace(model, isa_, pool, rows, most_keys);
   resize(x_, rows * d.hidden);
   resize(normed_, rows * d.hidden);
   resize(branch_, rows * d.hidden);
   resize(query_, rows * (d.latent() ? d.q_lora_rank : d.num_heads * d.head_dim));
-  resize(slots_, num_keys() * d.kv_width());
+  resize(slots_, most_keys * d.kv_width());
   resize(values_, rows * d.num_heads * d.value_dim());
   resize(cos_sin_, rows * angles_);
   resize(router_logits_, rows * d.num_experts);

@@ -18,9 +18,10 @@ namespace moechat {
 
 class Prefill {
  public:
-  // `tokens` follow the `prefix` slots that every layer of `cache` already holds.
+  // `tokens` begin at `first_position`, up to which every layer of `cache` is complete. Layers may
+  // hold different numbers of slots: what a policy dropped is absent.
   Prefill(const Model& model, ThreadPool& pool, const KVCache& cache, std::vector<int32_t> tokens,
-          int64_t prefix);
+          int64_t first_position);
 
   // The same span on its way through the draft layer, once all layers have run: position i of it
   // takes this model's hidden state at i and the token at i + 1. `next_token` follows the span;
@@ -35,7 +36,7 @@ class Prefill {
   KVEncoding encoding() const { return cache_.encoding(); }
   int64_t kv_width() const { return cache_.width(); }
   int64_t vocab() const { return model_.dims.vocab; }
-  int64_t num_keys() const { return prefix_ + num_tokens(); }
+  int64_t num_keys() const { return prefix() + num_tokens(); }  // of the next layer
   // Runs the next layer. Afterwards kv() holds its slots. `window_mass` [num_keys] or null: for each
   // key, the mean over heads of the summed attention probability that the last `window` queries
   // give it. Returns false when `cancel` cut it; throws Status "non-finite-logits" naming the
@@ -44,8 +45,8 @@ class Prefill {
   // Whether the cache still holds what the next layer's tokens see of the prefix.
   bool prefix_held() const {
     const int64_t window = cache_.window(layer_);
-    const int64_t needed = window > 0 ? std::max<int64_t>(0, prefix_ - window + 1) : 0;
-    return cache_.num_slots(layer_) >= prefix_ && cache_.first_slot(layer_) <= needed;
+    const int64_t needed = window > 0 ? std::max<int64_t>(0, first_position_ - window + 1) : 0;
+    return cache_.num_slots(layer_) >= prefix() && cache_.begin_position(layer_) <= needed;
   }
   // Past num_layers() once a layer was cut or failed.
   int64_t next_layer() const { return spent_ ? num_layers() + 1 : layer_; }
@@ -61,8 +62,6 @@ class Prefill {
   bool logits(const CancelFlag* cancel, int64_t first, float* out);
 
  private:
-  Prefill(const Model& model, ThreadPool& pool, const KVCache& cache, std::vector<int32_t> tokens,
-          int64_t prefix, int64_t first_position);
   bool join_draft_inputs(const std::vector<float>& hidden, const CancelFlag* cancel);
   void add_rows(Job& job, const char* name, std::function<void(int64_t row)> body);
   void add_product(Job& job, const char* name, const MatrixView& w, Compute compute, int64_t rows, const float* x,
@@ -78,7 +77,10 @@ class Prefill {
   void round_slot(int64_t row);
   void join_attention(const LayerWeights& weights, int64_t row);
   void route_row(const LayerWeights& weights, int64_t row);
-  float* own_slot(int64_t row) { return slots_.data() + (prefix_ + row) * model_.dims.kv_width(); }
+  float* own_slot(int64_t row) {
+    return slots_.data() + (prefix() + row) * model_.dims.kv_width();
+  }
+  int64_t prefix() const { return prefixes_[static_cast<size_t>(layer_)]; }
   const float* cos_sin(const LayerWeights& weights, int64_t row) const {
     return cos_sin_.data() + row * angles_ + weights.rope * 2 * model_.rope_pairs();
   }
@@ -91,8 +93,8 @@ class Prefill {
   ThreadPool& pool_;
   const KVCache& cache_;
   std::vector<int32_t> tokens_;
-  int64_t prefix_, layer_ = 0;
-  int64_t first_position_;  // of the span: `prefix_`, unless the cache lacks positions
+  std::vector<int64_t> prefixes_;  // slots that each layer of the cache holds before the span
+  int64_t first_position_, layer_ = 0;
   int64_t visible_slot_ = 0;  // the first slot of the prefix that the layer at hand needs
   int64_t angles_;  // floats of cos_sin_ a token
   bool spent_ = false;

@@ -16,6 +16,7 @@ void Prefill::add_attention(Job& job, const LayerWeights& weights, float* window
   add_prefix(job, weights);
   attention_ = {};
   attention_.layer = &weights;
+  attention_.num_keys = num_keys();
   attention_.slots = slots_.data();
   attention_.cos_sin = cos_sin(weights, 0);
   attention_.cos_sin_stride = angles_;
@@ -45,13 +46,13 @@ void Prefill::add_prefix(Job& job, const LayerWeights& weights) {
            for (int64_t r = 0; r < num_tokens(); ++r) {
              const int64_t own = r - weights.window + 1;  // the first token of the span that it sees
              visible_begin_[static_cast<size_t>(r)] =
-                 own >= 0 ? prefix_ + own : cache_.first_visible(layer_, first_position_ + r);
+                 own >= 0 ? prefix() + own : cache_.first_visible(layer_, first_position_ + r);
            }
-         return ceil_div(prefix_ - visible_slot_, kPageSlots);
+         return ceil_div(prefix() - visible_slot_, kPageSlots);
        },
        [this](int64_t task, int) {
          const int64_t begin = visible_slot_ + task * kPageSlots;
-         for (int64_t slot = begin; slot < std::min(begin + kPageSlots, prefix_); ++slot)
+         for (int64_t slot = begin; slot < std::min(begin + kPageSlots, prefix()); ++slot)
            cache_.decode(layer_, slot, slots_.data() + slot * cache_.width());
        },
        "attention.prefix"});

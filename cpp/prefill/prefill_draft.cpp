@@ -32,7 +32,7 @@ std::unique_ptr<Prefill> Prefill::draft(const KVCache& cache, int32_t next_token
   grouped_.reset();
   const std::vector<float> hidden = std::move(x_);
   std::unique_ptr<Prefill> draft(new Prefill(*model_.draft, pool_, cache, std::move(tokens),
-                                             cache.num_slots(0), first_position_));
+                                             first_position_));
   return draft->join_draft_inputs(hidden, cancel) ? std::move(draft) : nullptr;
 }
 

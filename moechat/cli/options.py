@@ -28,7 +28,7 @@ RANGES = {
     "stop": "text that is not empty",
     "max_tokens": "1 or more",
 }
-KV_ENCODINGS = ("native", "auto", "fp16", "spectrum", "pdtrim", "snapkv", "int8", "int4")
+KV_POLICIES = ("native", "auto", "fp16", "spectrum", "pdtrim", "snapkv", "int8", "int4", "k8v4")
 
 
 # typer's own types word their errors differently from version to version and name no range.
@@ -67,6 +67,14 @@ def _positive(text: Any) -> int:
     value: int = _convert(str(text), int, allowed)
     if value < 1:
         raise typer.BadParameter(f"{value} is out of range; allowed: {allowed}")
+    return value
+
+
+def _kv_budget(text: Any) -> float:
+    allowed = "above 0, up to 1"
+    value: float = _convert(str(text), float, allowed)
+    if not 0 < value <= 1:
+        raise typer.BadParameter(f"{text} is out of range; allowed: {allowed}")
     return value
 
 
@@ -227,9 +235,21 @@ KV = Annotated[
     str,
     typer.Option(
         "--kv",
-        parser=_choice(*KV_ENCODINGS),
-        metavar="native|auto",
-        help="Encoding of the KV cache. native: the compute type, bit for bit.",
+        parser=_choice(*KV_POLICIES),
+        metavar="POLICY",
+        help="How a prompt's KV crosses from prefill to decode: native (bit for bit; what auto "
+        "takes in shared memory), or lossy: fp16, int8, k8v4, int4, spectrum (a precision for "
+        "each token), pdtrim or snapkv (tokens dropped).",
+    ),
+]
+KVBudget = Annotated[
+    float,
+    typer.Option(
+        "--kv-budget",
+        parser=_kv_budget,
+        metavar="NUMBER",
+        help="What spectrum, pdtrim and snapkv may send, of 2 bytes an element. Range: above 0, "
+        "up to 1.",
     ),
 ]
 Speculate = Annotated[

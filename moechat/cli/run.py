@@ -44,6 +44,7 @@ def run(
     resident: options.Resident = False,
     compute: options.Compute = "bf16",
     kv: options.KV = "native",
+    kv_budget: options.KVBudget = 0.5,
     speculate: options.Speculate = False,
     plain: options.Plain = False,
     stats: options.Stats = None,
@@ -89,8 +90,6 @@ def run(
     if reasoning_effort is not None:
         switches["reasoning_effort"] = reasoning_effort
     chat = _is_chat(prompt, batch)
-    if kv not in ("native", "auto"):
-        raise Usage(f"--kv {kv} does not work in this version", "only native and auto do")
     system_text = _system_text(system, system_file)
     resolved = _resolve(model)
     shown_stats = stats or ("line" if sys.stderr.isatty() and not batch else "none")
@@ -98,6 +97,7 @@ def run(
         "compute": compute,
         "threads": threads,
         "kv": kv,
+        "kv_budget": kv_budget,
         "context_tokens": ctx,
         "speculate": speculate,
     }

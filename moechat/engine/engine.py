@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from moechat import _native
 from moechat.decode.worker import DecodeWorker
 from moechat.engine import flow
+from moechat.engine.kv_choice import choose_policy, named_policy
 from moechat.engine.loading import choose_instruction_set, load_model
 from moechat.engine.model_files import ModelFiles
 from moechat.engine.requests import ExtendRequest, GenerateRequest, Handle
@@ -25,6 +26,7 @@ from moechat.errors import (
     TextUnavailable,
     from_native,
 )
+from moechat.kv.policy import NAMES
 from moechat.prefill.worker import PrefillWorker
 from moechat.registry import load_registry
 from moechat.sample.params import SamplingParams
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from moechat.engine.text import TextModel
 
 CHANNEL_PACKETS = 8  # KV packets that may wait for the decode thread
+KV_BUDGET = 0.5
 
 
 class Engine:
@@ -47,12 +50,18 @@ class Engine:
         threads: int | None = None,
         context_tokens: int | None = None,
         channel_packets: int = CHANNEL_PACKETS,
+        kv: str = "native",
+        kv_budget: float = KV_BUDGET,
+        kv_link_bytes_per_second: float | None = None,
         speculate: bool = False,
         resident: bool = False,
         nodes: Nodes | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """As ``open``. ``nodes``: NUMA nodes in place of the machine's own."""
+        """As ``open``. ``nodes``: NUMA nodes in place of the machine's own.
+
+        ``kv_link_bytes_per_second``: of the way from prefill to decode; None: shared memory.
+        """
         self.name = name or path.name
         self.compute = compute
         self.instruction_set = choose_instruction_set()
@@ -60,6 +69,8 @@ class Engine:
         self.model = load_model(path, compute, speculate=speculate)
         self.spec = self.model.spec
         self.context_tokens = _context(context_tokens, self.spec.context_tokens)
+        # How the KV of a prompt crosses from now on; may be replaced between two requests.
+        self.kv_policy = named_policy(kv, kv_budget, self.spec)
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._lock = threading.Lock()  # close() against requests that begin
         self._numbers = itertools.count()
@@ -89,6 +100,8 @@ class Engine:
             self.residency,
             self.model.files,
         )
+        if kv == "auto":
+            self.kv_policy = choose_policy(self, kv_budget, kv_link_bytes_per_second)
 
     @classmethod
     def open(
@@ -99,6 +112,7 @@ class Engine:
         threads: int | None = None,
         device: str = "cpu",
         kv: str = "native",
+        kv_budget: float = KV_BUDGET,
         context_tokens: int | None = None,
         speculate: bool = False,
         resident: bool = False,
@@ -107,7 +121,10 @@ class Engine:
         """Open a registry name, a folder in Hugging Face layout, or a GGUF file.
 
         ``compute`` is "bf16" or "exact" (float32 throughout). ``context_tokens`` defaults to the
-        trained length. ``speculate`` drafts tokens with the model's multi-token-prediction layer:
+        trained length. ``kv`` is the policy by which a prompt's KV crosses from prefill to decode,
+        a name of ``moechat.kv.policy.NAMES``, or "auto": native in shared memory. ``kv_budget``
+        in (0, 1] is what spectrum, pdtrim and snapkv may send, of 2 bytes an element.
+        ``speculate`` drafts tokens with the model's multi-token-prediction layer:
         the same text, at another speed; BadParameter when the model has none. ``resident`` copies
         the MLPs into huge pages, a share to each NUMA node, and calls ``progress(bytes done, bytes
         in all)`` meanwhile. Raises ModelNotFound, CheckpointDamaged, ArchitectureUnsupported,
@@ -115,13 +132,15 @@ class Engine:
         """
         _choice("compute", compute, ("bf16", "exact"))
         _choice("device", device, ("cpu", "auto"))
-        _choice("kv", kv, ("native", "auto"))
+        _choice("kv", kv, ("auto", *NAMES))
         model = load_registry().resolve(str(source))
         return cls(
             model.path,
             name=model.name,
             compute=compute,
             threads=threads,
+            kv=kv,
+            kv_budget=kv_budget,
             context_tokens=context_tokens,
             speculate=speculate,
             resident=resident,

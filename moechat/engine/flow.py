@@ -71,7 +71,9 @@ def _start_extend(
 
     if request.logits == "last" and len(session) > 0:
         session.truncate(len(session) - 1)
-    pending = session.timeline.ids[len(session.cache) :]
+    cached = len(session.cache)
+    pending = session.timeline.ids[cached:]
+    stats = TurnStats(new_prompt_tokens=len(pending), cached_prompt_tokens=cached)
     if request.logits == "last" and pending:
         step = StepLast(session.cache, len(session) - 1, pending[-1], step_done)
         _prefill(engine, session, handle, pending[:-1], step, next_id=pending[-1])
@@ -79,7 +81,7 @@ def _start_extend(
         wanted = len(request.ids) if request.logits == "all" else 0
         step = StepLast(session.cache, len(session), None, step_done)
         _prefill(engine, session, handle, pending, step, len(pending) - wanted if wanted else None)
-    return _extend_events(session, inbox, handle.cancellation, request.logits, before)
+    return _extend_events(session, inbox, handle.cancellation, request.logits, before, stats)
 
 
 def _extend_events(
@@ -88,18 +90,20 @@ def _extend_events(
     cancellation: Cancellation,
     wanted: LogitsWanted,
     before: int,
+    stats: TurnStats,
 ) -> Generator[Event, None, Logits | None]:
     """Progress; returns the logits. A request that fails, is cancelled or abandoned is undone."""
     logits: Logits | None = None
     outcome: Any = None
     complete = False
+    decode_seconds = session.cache.decode_seconds
     try:
         while outcome is None:
             item = inbox.get()
             if isinstance(item, PrefillProgress):
                 yield item
             elif isinstance(item, PrefillResult):
-                logits = item.logits
+                logits, stats = item.logits, _prefilled(stats, item)
             else:
                 outcome = item
         complete = not isinstance(outcome, Failed)
@@ -108,6 +112,7 @@ def _extend_events(
             _last_word(inbox, cancellation)
         if not complete:
             session.timeline.rewind(before)
+        session.last_stats = _arrived(stats, session, decode_seconds)
         session.end()
     if isinstance(outcome, Failed):
         if outcome.error is not None:
@@ -119,6 +124,21 @@ def _extend_events(
     if wanted == "all" and logits is None:
         logits = np.empty((0, session.timeline.vocab_size), np.float32)
     return logits if wanted else None
+
+
+def _prefilled(stats: TurnStats, result: PrefillResult) -> TurnStats:
+    return replace(
+        stats,
+        prefill_seconds=result.seconds,
+        kv_bytes=result.kv_bytes,
+        kv_native_bytes=result.kv_native_bytes,
+        kv_encode_seconds=result.kv_encode_seconds,
+    )
+
+
+def _arrived(stats: TurnStats, session: Session, decode_seconds: float) -> TurnStats:
+    """With what decoding of packets took, by the cache's clock since ``decode_seconds``."""
+    return replace(stats, kv_decode_seconds=session.cache.decode_seconds - decode_seconds)
 
 
 def _last_word(inbox: Inbox, cancellation: Cancellation) -> Any:
@@ -164,6 +184,7 @@ def _prefill(
         PrefillJob(
             cache=session.cache,
             ids=ids,
+            policy=engine.kv_policy,
             cancel=handle.cancellation.flag,
             progress=inbox.put,
             then=prefilled,
@@ -225,6 +246,7 @@ def _generate_events(
     token_seconds: list[float] = []
     cut = False  # tokens were there that nobody wanted any more
     outcome: object = None
+    decode_seconds = session.cache.decode_seconds
     try:
         finished = False
         while not finished:
@@ -234,7 +256,7 @@ def _generate_events(
                 if isinstance(item, PrefillProgress):
                     yield item
                 elif isinstance(item, PrefillResult):
-                    stats = replace(stats, prefill_seconds=item.seconds)
+                    stats = _prefilled(stats, item)
                 else:
                     outcome = item
             finished = finished or isinstance(outcome, Failed)
@@ -257,6 +279,7 @@ def _generate_events(
         # Whether decode had stepped the last token, too, is a matter of timing, and a prefill of it
         # rounds differently: after an answer that was stopped, later ones would vary.
         session.truncate(len(session) - 1)
+        stats = session.last_stats = _arrived(stats, session, decode_seconds)
         session.end()
     reason: FinishReason = "cancelled"
     if isinstance(outcome, Failed):
@@ -277,6 +300,7 @@ def _generate_events(
             drafted=decoded.num_drafted,
             accepted=decoded.num_accepted,
         )
+        session.last_stats = stats
     held_back = answer.flush()
     end = Finished(reason, held_back, stats, reasoning=answer.reasoning)
     yield end

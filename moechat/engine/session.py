@@ -22,6 +22,7 @@ from moechat.engine.requests import (
     LogitsWanted,
 )
 from moechat.errors import EngineClosed, PromptEmpty, PromptTooLong, SessionBusy
+from moechat.events import TurnStats
 from moechat.kv.cache import KVCache
 from moechat.kv.timeline import Timeline
 from moechat.sample.params import SamplingParams
@@ -40,6 +41,7 @@ class Session:
         self.timeline = Timeline(engine.spec.vocab_size)
         self.cache = KVCache(number, engine.spec, engine.compute, speculate=engine.speculate)
         self.drafter = engine.drafter  # of the answers that begin from now on; None: no speculation
+        self.last_stats = TurnStats()  # of the request that ended last, an extend's too
         self._busy = threading.Lock()
         self._cancellation: Cancellation | None = None
         self._closed = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -9,13 +10,17 @@ from numpy.typing import NDArray
 
 from moechat import _native
 from moechat.errors import PacketRefused
-from moechat.kv.packet import TIER_NATIVE, KVPacket, verify
+from moechat.kv.layout import KVLayout
+from moechat.kv.packet import KVPacket, decode_packet
 from moechat.models.spec import ModelSpec
 
 
 class KVCache:
     """Slots of every layer in the compute type. Only the decode worker calls apply and truncate.
 
+    A policy may drop tokens on their way here, each layer others: their slots are absent, and slot
+    and position differ. A token counts as cached when its KV has crossed, kept or dropped; a rewind
+    does not bring back what was dropped before it.
     A layer with a sliding window keeps its window and some slack, and forgets older slots while
     decode steps.
     ``epoch`` is raised whenever packets that may be on their way have become worthless.
@@ -31,6 +36,9 @@ class KVCache:
         self.session = session
         self.epoch = 0
         self.num_layers = spec.num_layers
+        self.layout, self.compute = KVLayout.of(spec), compute
+        self.arrived_bytes = 0  # payload, scales and centres of all packets that were applied
+        self.decode_seconds = 0.0  # spent on checking and decoding them
         windows = [layer.window for layer in spec.layers]
         self.native = _native.KVCache(windows, spec.kv_width, compute, spec.kv_segments)
         self.draft = (
@@ -38,11 +46,18 @@ class KVCache:
         )
 
     def __len__(self) -> int:
-        """Tokens whose KV every layer has; a sliding window may have let go of the oldest."""
-        return self.native.num_slots(self.num_layers - 1)
+        """Tokens of the timeline whose KV has crossed, kept or dropped, in every layer."""
+        return self.num_tokens(self.num_layers - 1)
+
+    def num_tokens(self, layer: int) -> int:
+        """Tokens whose KV has crossed in one layer; layers differ while packets are on their way.
+
+        A sliding window may have let go of the oldest.
+        """
+        return self.native.end_position(layer)
 
     def num_slots(self, layer: int) -> int:
-        """Tokens whose KV one layer has; layers differ only while packets are on their way."""
+        """The end of one layer's slots: fewer than tokens once a policy has dropped some."""
         return self.native.num_slots(layer)
 
     def first_slot(self, layer: int) -> int:
@@ -50,8 +65,8 @@ class KVCache:
         return self.native.first_slot(layer)
 
     def holds(self, position: int) -> bool:
-        """Whether every layer holds exactly the slots below ``position``."""
-        return all(self.num_slots(layer) == position for layer in range(self.num_layers))
+        """Whether exactly the tokens below ``position`` have crossed, in every layer."""
+        return all(self.num_tokens(layer) == position for layer in range(self.num_layers))
 
     def read(self, layer: int, begin: int, end: int) -> NDArray[Any]:
         """Slots [begin, end) of a layer as [slots, width]: uint16 (BF16 bits) or float32."""
@@ -61,21 +76,22 @@ class KVCache:
         """Append a packet's slots; False when it is stale. Raises PacketRefused when it is bad."""
         if packet.session != self.session or packet.epoch != self.epoch:
             return False
-        verify(packet)
-        rows = packet.payload[TIER_NATIVE]
+        started = time.perf_counter()
+        positions, rows = decode_packet(packet, self.layout, self.compute)
+        self.decode_seconds += time.perf_counter() - started
         native, layer = self.native, packet.layer
         if layer == self.num_layers and self.draft is not None:
             native, layer = self.draft, 0
         try:
-            held = _positions(native, layer)
-            if len(held) and packet.positions[0] <= held[-1]:
+            if len(positions) and positions[0] < native.end_position(layer):
                 raise PacketRefused(
                     f"a KV packet of layer {packet.layer} was refused",
                     "its positions are held already",
                 )
-            native.append(layer, packet.positions, rows)
+            native.append(layer, positions, rows)
         except _native.NativeError as error:
             raise PacketRefused("a KV packet was refused", str(error.args[1])) from error
+        self.arrived_bytes += packet.num_bytes
         return True
 
     def settle(self) -> None:
@@ -89,22 +105,20 @@ class KVCache:
     def truncate(self, position: int) -> None:
         """Keep the slots of positions below ``position``; what is on its way becomes stale.
 
-        Past a sliding window's slack nothing is kept, unless it goes back to where the last answer
-        began: then the timeline is prefilled again.
+        What a policy dropped of the tokens before stays dropped. Past a sliding window's slack
+        nothing is kept, unless it goes back to where the last answer began: then the timeline is
+        prefilled again.
         """
         self.epoch += 1
         self.native.truncate(position)
         if self.draft is not None:
-            self.draft.truncate(max(position - 1, 0))
+            self.draft.truncate(max(position - 1, 0) if len(self) else 0)
 
     def reaches(self, position: int) -> bool:
-        """Whether truncate(position) would drop a slot."""
-        if any(self.num_slots(layer) > position for layer in range(self.num_layers)):
+        """Whether truncate(position) would change anything."""
+        if any(self.num_tokens(layer) > position for layer in range(self.num_layers)):
             return True
-        if self.draft is None:
-            return False
-        held = _positions(self.draft, 0)
-        return len(held) > 0 and int(held[-1]) >= position - 1
+        return self.draft is not None and self.draft.end_position(0) > max(position - 1, 0)
 
     def positions(self, layer: int) -> NDArray[np.int32]:
         """Positions of all slots that a layer holds."""

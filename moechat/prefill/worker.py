@@ -17,8 +17,10 @@ from moechat.errors import EngineClosed
 from moechat.events import PrefillProgress
 from moechat.kv.cache import KVCache
 from moechat.kv.channel import Channel
-from moechat.kv.packet import native_packet
-from moechat.prefill.cpu import CpuPrefill
+from moechat.kv.packet import KVPacket, encode_packet, native_packet
+from moechat.kv.policy import KVPolicy
+from moechat.kv.tiers import DROPPED
+from moechat.prefill.cpu import CpuPrefill, LayerOutput
 
 
 @dataclass
@@ -26,12 +28,15 @@ class PrefillResult:
     """What a finished job tells, beside its packets."""
 
     seconds: float = 0.0
+    kv_bytes: int = 0  # payload, scales and centres of all packets, the draft layer's included
+    kv_native_bytes: int = 0  # of the same tokens at 2 bytes an element
+    kv_encode_seconds: float = 0.0  # choosing tiers and encoding
     logits: NDArray[np.float32] | None = None  # [logits_from.., vocab], when asked for
 
 
 @dataclass
 class PrefillJob:
-    """Prefill ``ids`` after the slots that the cache holds.
+    """Prefill ``ids`` after the tokens that the cache holds; their KV crosses as ``policy`` says.
 
     ``then`` is sent down the channel after the last packet, so that decode sees it when all KV has
     arrived; ``failed`` is sent instead when the job is cut (None) or breaks (an exception).
@@ -39,6 +44,7 @@ class PrefillJob:
 
     cache: KVCache
     ids: list[int]
+    policy: KVPolicy
     cancel: _native.CancelFlag
     progress: Callable[[PrefillProgress], None]
     then: Callable[[PrefillResult], Any]
@@ -94,11 +100,10 @@ class PrefillWorker:
         positions = np.arange(first, first + len(job.ids), dtype=np.int32)
         span = CpuPrefill(self._model, self._pool, cache, job.ids)
         for layer in range(cache.num_layers):
-            output = span.run_layer(job.cancel)
+            output = span.run_layer(job.cancel, job.policy.window)
             if output is None:
                 return False
-            packet = native_packet(cache.session, epoch, layer, positions, output.kv_TW)
-            if not self._channel.send_packet(packet, lambda: job.cancel.raised):
+            if not self._send(job, _encode(job, epoch, layer, positions, output)):
                 return False
             job.progress(
                 PrefillProgress(
@@ -114,7 +119,41 @@ class PrefillWorker:
                 return False
         if cache.draft is not None and (slots := span.draft(job.next_id, job.cancel)):
             packet = native_packet(cache.session, epoch, cache.num_layers, *slots)
-            if not self._channel.send_packet(packet, lambda: job.cancel.raised):
+            if not self._send(job, packet):
                 return False
+            job.result.kv_native_bytes += 2 * slots[1].size
         job.result.seconds = time.perf_counter() - started
         return True
+
+    def _send(self, job: PrefillJob, packet: KVPacket) -> bool:
+        if not self._channel.send_packet(packet, lambda: job.cancel.raised):
+            return False
+        job.result.kv_bytes += packet.num_bytes
+        return True
+
+
+def _encode(
+    job: PrefillJob, epoch: int, layer: int, positions: NDArray[np.int32], output: LayerOutput
+) -> KVPacket:
+    """One layer's packet, as the policy has it."""
+    started = time.perf_counter()
+    num_tokens, mass_n = len(positions), output.window_mass_n
+    tiers = job.policy.tiers(
+        layer, int(positions[0]), num_tokens, None if mass_n is None else mass_n[-num_tokens:]
+    )
+    if tiers[-1] == DROPPED:  # how far the cache is complete shows by the last slot
+        raise ValueError(f"the KV policy {job.policy.name} dropped the last token")
+    cache, rows = job.cache, output.kv_TW
+    packet = encode_packet(
+        cache.session,
+        epoch,
+        layer,
+        positions,
+        rows,
+        tiers,
+        cache.layout,
+        centre_keys=job.policy.centre_keys,
+    )
+    job.result.kv_native_bytes += 2 * rows.size
+    job.result.kv_encode_seconds += time.perf_counter() - started
+    return packet

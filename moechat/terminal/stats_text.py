@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from moechat.events import Finished
+from moechat.sizes import size_text
 
 
 def stats_rows(finished: Finished) -> list[tuple[str, str]]:
@@ -19,6 +20,10 @@ def stats_rows(finished: Finished) -> list[tuple[str, str]]:
     answer += f", {stats.decode_tokens_per_second:.1f} tok/s"
     if stats.drafted:
         answer += f", {stats.accepted} of {stats.drafted} drafts accepted"
+    if stats.kv_bytes < stats.kv_native_bytes:
+        share = 100 * stats.kv_bytes / stats.kv_native_bytes
+        sent, native = size_text(stats.kv_bytes), size_text(stats.kv_native_bytes)
+        prompt += f", KV {sent} of {native} ({share:.0f} %)"
     return [
         ("prompt", prompt),
         ("first token", f"{stats.first_token_seconds:.2f} s"),
@@ -50,6 +55,10 @@ def stats_json(finished: Finished) -> str:
             "decode_tokens_per_second": round(stats.decode_tokens_per_second, 2),
             "drafted": stats.drafted,
             "accepted": stats.accepted,
+            "kv_bytes": stats.kv_bytes,
+            "kv_native_bytes": stats.kv_native_bytes,
+            "kv_encode_seconds": round(stats.kv_encode_seconds, 6),
+            "kv_decode_seconds": round(stats.kv_decode_seconds, 6),
             "seed": stats.seed,
             "finish_reason": finished.finish_reason,
         }

@@ -5,14 +5,14 @@
 namespace moechat {
 
 GroupedPrefill::GroupedPrefill(const Model& model, const InstructionSet& isa, ThreadPool& pool,
-                               int64_t num_tokens, int64_t num_keys)
-    : model_(model), isa_(isa), pool_(pool), num_tokens_(num_tokens), num_keys_(num_keys) {
+                               int64_t num_tokens, int64_t most_keys)
+    : model_(model), isa_(isa), pool_(pool), num_tokens_(num_tokens) {
   const int64_t width = model.dims.head_dim;
-  query_block_ = queries_per_block(num_keys, width, width);
+  query_block_ = queries_per_block(most_keys, width, width);
   worker_floats_.resize(static_cast<size_t>(pool.num_threads()));
   for (auto& floats : worker_floats_)
     floats.resize(
-        static_cast<size_t>(std::max(attend_block_floats(width), window_mass_floats(num_keys))));
+        static_cast<size_t>(std::max(attend_block_floats(width), window_mass_floats(most_keys))));
 }
 
 // The keys, or values, that query head `head` attends to.
@@ -20,7 +20,7 @@ MatrixView GroupedPrefill::head_rows(const PrefillAttentionCall& call, int64_t h
                                      bool value) const {
   const ModelDims& d = model_.dims;
   const int64_t kv_head = head / d.heads_per_group() + (value ? d.num_kv_heads : 0);
-  return float_rows(call.slots + kv_head * d.head_dim, num_keys_, d.head_dim, d.kv_width());
+  return float_rows(call.slots + kv_head * d.head_dim, call.num_keys, d.head_dim, d.kv_width());
 }
 
 QueryBlock GroupedPrefill::queries(const PrefillAttentionCall& call, const float* query,
@@ -28,7 +28,7 @@ QueryBlock GroupedPrefill::queries(const PrefillAttentionCall& call, const float
   const ModelDims& d = model_.dims;
   const int64_t width = d.num_heads * d.head_dim;
   return {query + begin * width + head * d.head_dim, width, count,
-          num_keys_ - num_tokens_ + begin,
+          call.num_keys - num_tokens_ + begin,
           call.visible_begin != nullptr ? call.visible_begin + begin : nullptr};
 }
 
@@ -58,7 +58,7 @@ void GroupedPrefill::add_phases(Job& job, const PrefillAttentionCall& call, cons
          const int64_t begin = self->num_tokens_ - call.mass_window;
          add_window_mass(self->isa_, d, self->head_rows(call, head, false),
                          self->queries(call, query, head, begin, call.mass_window),
-                         call.sink(head), call.head_mass + head * self->num_keys_,
+                         call.sink(head), call.head_mass + head * call.num_keys,
                          self->worker_floats_[static_cast<size_t>(worker)].data(),
                          self->pool_.scratch(worker));
        },

@@ -12,8 +12,9 @@ namespace moechat {
 
 class GroupedPrefill {
  public:
+  // `most_keys`: of the layer that has the most.
   GroupedPrefill(const Model& model, const InstructionSet& isa, ThreadPool& pool,
-                 int64_t num_tokens, int64_t num_keys);
+                 int64_t num_tokens, int64_t most_keys);
 
   // Appends the phases for one layer; query [T][num_heads * head_dim], rotated.
   void add_phases(Job& job, const PrefillAttentionCall& call, const float* query);
@@ -26,7 +27,7 @@ class GroupedPrefill {
   const Model& model_;
   const InstructionSet& isa_;
   ThreadPool& pool_;
-  int64_t num_tokens_, num_keys_, query_block_;
+  int64_t num_tokens_, query_block_;
   std::vector<std::vector<float>> worker_floats_;
 };
 

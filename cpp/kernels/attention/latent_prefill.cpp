@@ -13,27 +13,27 @@ constexpr int64_t kGroupBytes = 64ll << 20;  // expanded keys and values held at
 }  // namespace
 
 LatentPrefill::LatentPrefill(const Model& model, const InstructionSet& isa, ThreadPool& pool,
-                             int64_t num_tokens, int64_t num_keys)
-    : model_(model), isa_(isa), pool_(pool), num_tokens_(num_tokens), num_keys_(num_keys) {
+                             int64_t num_tokens, int64_t most_keys)
+    : model_(model), isa_(isa), pool_(pool), num_tokens_(num_tokens) {
   const ModelDims& d = model.dims;
-  const int64_t head_bytes = num_keys * (d.query_dim() + d.v_dim) * 4;
+  const int64_t head_bytes = most_keys * (d.query_dim() + d.v_dim) * 4;
   group_heads_ = std::clamp<int64_t>(kGroupBytes / head_bytes, 1, d.num_heads);
-  query_block_ = queries_per_block(num_keys, d.query_dim(), d.v_dim);
+  query_block_ = queries_per_block(most_keys, d.query_dim(), d.v_dim);
   const auto heads = static_cast<size_t>(group_heads_);
   query_.resize(heads * static_cast<size_t>(num_tokens * d.query_dim()));
-  key_.resize(heads * static_cast<size_t>(num_keys * d.query_dim()));
-  value_.resize(heads * static_cast<size_t>(num_keys * d.v_dim));
+  key_.resize(heads * static_cast<size_t>(most_keys * d.query_dim()));
+  value_.resize(heads * static_cast<size_t>(most_keys * d.v_dim));
   worker_floats_.resize(static_cast<size_t>(pool.num_threads()));
   for (auto& floats : worker_floats_)
     floats.resize(static_cast<size_t>(
-        std::max(attend_block_floats(d.v_dim), window_mass_floats(num_keys))));
+        std::max(attend_block_floats(d.v_dim), window_mass_floats(most_keys))));
 }
 
 void LatentPrefill::add_phases(Job& job, const PrefillAttentionCall& call, const float* q_input,
                                int64_t q_width) {
   const ModelDims& d = model_.dims;
   const int64_t query_blocks = ceil_div(num_tokens_, query_block_);
-  const int64_t key_blocks = ceil_div(num_keys_, kKeyBlock);
+  const int64_t key_blocks = ceil_div(call.num_keys, kKeyBlock);
   for (int64_t first = 0; first < d.num_heads; first += group_heads_) {
     const int64_t heads = std::min(group_heads_, d.num_heads - first);
     const int64_t query_tasks = heads * ceil_div(num_tokens_, kKeyBlock);
@@ -52,7 +52,7 @@ void LatentPrefill::add_phases(Job& job, const PrefillAttentionCall& call, const
     job.phases.push_back(
         {[=] { return heads * query_blocks; },
          [=, self = this, &call, &d](int64_t task, int worker) {
-           const int64_t place = task / query_blocks, n = self->num_keys_;
+           const int64_t place = task / query_blocks, n = call.num_keys;
            const int64_t begin = (query_blocks - 1 - task % query_blocks) * self->query_block_;
            const int64_t count = std::min(self->query_block_, self->num_tokens_ - begin);
            const int64_t width = d.num_heads * d.v_dim;
@@ -70,7 +70,7 @@ void LatentPrefill::add_phases(Job& job, const PrefillAttentionCall& call, const
     job.phases.push_back(
         {[=] { return heads; },
          [=, self = this, &call, &d](int64_t place, int worker) {
-           const int64_t n = self->num_keys_, begin = self->num_tokens_ - call.mass_window;
+           const int64_t n = call.num_keys, begin = self->num_tokens_ - call.mass_window;
            add_window_mass(self->isa_, d,
                            float_rows(self->key_.data() + place * n * d.query_dim(), n,
                                       d.query_dim(), d.query_dim()),
@@ -87,7 +87,7 @@ QueryBlock LatentPrefill::queries(const PrefillAttentionCall& call, int64_t plac
                                   int64_t count) const {
   const int64_t width = model_.dims.query_dim();
   return {query_.data() + (place * num_tokens_ + begin) * width, width, count,
-          num_keys_ - num_tokens_ + begin,
+          call.num_keys - num_tokens_ + begin,
           call.visible_begin != nullptr ? call.visible_begin + begin : nullptr};
 }
 
@@ -118,14 +118,14 @@ void LatentPrefill::project_queries(const PrefillAttentionCall& call, int64_t he
 void LatentPrefill::expand_keys(const PrefillAttentionCall& call, int64_t head, int64_t place,
                                 int64_t block, int worker) {
   const ModelDims& d = model_.dims;
-  const int64_t begin = block * kKeyBlock, count = std::min(kKeyBlock, num_keys_ - begin);
+  const int64_t begin = block * kKeyBlock, count = std::min(kKeyBlock, call.num_keys - begin);
   const float* x[kKeyBlock];
   float* keys[kKeyBlock];
   float* values[kKeyBlock];
   for (int64_t i = 0; i < count; ++i) {
     x[i] = call.slots + (begin + i) * d.kv_width();
-    keys[i] = key_.data() + (place * num_keys_ + begin + i) * d.query_dim();
-    values[i] = value_.data() + (place * num_keys_ + begin + i) * d.v_dim;
+    keys[i] = key_.data() + (place * call.num_keys + begin + i) * d.query_dim();
+    values[i] = value_.data() + (place * call.num_keys + begin + i) * d.v_dim;
     std::copy_n(x[i] + d.kv_lora_rank, d.rope_dim, keys[i] + d.nope_dim);
   }
   const LatentWeights& weights = call.layer->latent;

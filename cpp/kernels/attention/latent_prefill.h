@@ -1,7 +1,8 @@
 // Un-absorbed multi-head latent attention for prefill (DeepSeek-V2 paper, section 2.1): keys and
 // values are expanded from the latents, some heads at a time.
 //
-// Shapes: T new tokens at slots [prefix, prefix + T); n = prefix + T keys; G heads at a time.
+// Shapes: T new tokens at slots [prefix, prefix + T); n = prefix + T keys, which may differ from
+// layer to layer; G heads at a time.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -15,8 +16,9 @@ namespace moechat {
 
 class LatentPrefill {
  public:
+  // `most_keys`: n of the layer that has the most.
   LatentPrefill(const Model& model, const InstructionSet& isa, ThreadPool& pool,
-                int64_t num_tokens, int64_t num_keys);
+                int64_t num_tokens, int64_t most_keys);
 
   // Appends the phases for one layer. `q_input` [T][q_width]: the normalised query latent, or the
   // hidden state without q_lora; the other buffers as in the call.
@@ -35,7 +37,7 @@ class LatentPrefill {
   const Model& model_;
   const InstructionSet& isa_;
   ThreadPool& pool_;
-  int64_t num_tokens_, num_keys_, group_heads_, query_block_;
+  int64_t num_tokens_, group_heads_, query_block_;
   std::vector<float> query_;          // [G][T][query_dim]
   std::vector<float> key_, value_;    // [G][n][query_dim], [G][n][v_dim]
   std::vector<std::vector<float>> worker_floats_;

@@ -12,6 +12,7 @@ namespace moechat {
 
 struct PrefillAttentionCall {
   const LayerWeights* layer = nullptr;
+  int64_t num_keys = 0;              // n, of this layer
   const float* slots = nullptr;      // [n][kv_width]: float32 values of the cache's own encoding
   const float* cos_sin = nullptr;    // of this layer's rope, cos_sin_stride apart for the T tokens
   int64_t cos_sin_stride = 0;
