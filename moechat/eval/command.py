@@ -33,7 +33,7 @@ from moechat.eval.needle import (
 from moechat.eval.picture import quality_over_bytes
 from moechat.eval.policies import Policy
 from moechat.eval.ppl import Perplexity, measure_perplexity
-from moechat.eval.settings import NeedleSettings, check_window
+from moechat.eval.settings import NeedleSettings, ScoringSettings
 from moechat.eval.texts import Source, encode_stream, read_source, windows
 
 EXIT_INTERRUPTED = 130
@@ -86,38 +86,28 @@ def run_ppl(
     return _output(content, as_json, report.ppl_text)
 
 
-def run_needle(
-    model: str,
-    settings: NeedleSettings,
-    *,
-    text: Path | None,
-    threads: int | None,
-    as_json: bool,
-) -> int:
+def run_needle(model: str, needles: NeedleSettings, *, threads: int | None, as_json: bool) -> int:
     """``eval needle MODEL``; the exit code. Raises MoechatError."""
-    source = None if text is None else read_source(text)
+    if not needles.depths:
+        raise Usage("--depths cannot be 0 here", "there would be no needle")
+    sentences = _sentences(needles)
     outcome = Outcome()
     results: list[Result] = []
     with StatusLine(sys.stderr) as line:
         line.show(f"opening {model}")
         with Engine.open(model, threads=threads) as engine:
-            with outcome.measuring():
-                _ask_all(engine, _trials(engine, settings, source, line.show), results, line.show)
             content = report.frame("needle", engine)
+            line.show("preparing the texts")
+            trials = _trials(engine, needles, sentences)
+            with outcome.measuring():
+                _ask_all(engine, trials, results, line.show)
     if not results:
         return EXIT_INTERRUPTED
-    content |= {
-        "depths": settings.depths,
-        "seed": settings.seed,
-        "needles": report.needle_rows(results),
-        **outcome.keys(),
-    }
+    content |= {**needles.keys(), "needles": report.needle_rows(results), **outcome.keys()}
     return _output(content, as_json, report.needle_text)
 
 
-def _ask_all(
-    engine: Engine, trials: Sequence[Trial], results: list[Result], show: Show
-) -> None:
+def _ask_all(engine: Engine, trials: Sequence[Trial], results: list[Result], show: Show) -> None:
     session = engine.session()
     for number, trial in enumerate(trials, 1):
         show(f"needle {number} of {len(trials)}, in {trial.length_tokens:,} tokens")
@@ -127,41 +117,35 @@ def _ask_all(
 def run_kv(
     model: str,
     policies: Sequence[Policy],
-    settings: NeedleSettings,
+    needles: NeedleSettings,
+    scoring: ScoringSettings,
     *,
-    text: Path | None,
-    window: int,
-    scored: int,
-    limit: int,
     threads: int | None,
     as_json: bool,
     plot: Path | None,
     open_engine: Callable[..., Engine] = Engine.open,
 ) -> int:
-    """``eval kv MODEL``; the exit code. Raises MoechatError."""
+    """``eval kv MODEL``; the exit code. Raises MoechatError. ``open_engine``: as Engine.open."""
     if plot is not None:
         check_plot_path(plot)
-    source = None if text is None else read_source(text)
+    source = None if scoring.text is None else read_source(scoring.text)
+    if source is None and not needles.depths:
+        raise Usage("there is nothing to measure", "there are neither needles nor a --text")
+    sentences = _sentences(needles)
     table, outcome = Table(), Outcome()
     with StatusLine(sys.stderr) as line:
         line.show(f"opening {model}")
         with open_engine(model, threads=threads) as engine:
             content = report.frame("kv", engine)
-            pieces: list[list[int]] = []
-            if source is None:
-                table.notes.append("perplexity was not measured: --text names a text for it")
-            else:
-                pieces = _windows(engine, source, window, scored, limit)
-            with outcome.measuring():
-                trials = _trials(engine, settings, source, line.show) if settings.depths else []
-        if not (pieces or trials):
-            raise Usage("there is nothing to measure", "there are neither needles nor a --text")
+            line.show("preparing the texts")
+            pieces = [] if source is None else _windows(engine, source, scoring)
+            trials = _trials(engine, needles, sentences)
         with outcome.measuring():
             measure_policies(
                 policies,
                 lambda policy: open_engine(model, threads=threads, **policy.settings),
                 pieces,
-                scored,
+                scoring.scored_tokens,
                 trials,
                 table,
                 line.show,
@@ -169,52 +153,45 @@ def run_kv(
     rows = report.kv_rows(table.rows)
     if not rows and outcome.interrupted:
         return EXIT_INTERRUPTED
+    if source is None:
+        table.notes.append("perplexity was not measured: --text names a text for it")
     outcome.notes += table.notes
-    content |= {
-        "text": None if text is None else str(text),
-        "window_tokens": window,
-        "scored_tokens": scored,
-        "windows": len(pieces),
-        "depths": settings.depths,
-        "seed": settings.seed,
-        "rows": rows,
-        **outcome.keys(),
-    }
+    content |= {**scoring.keys(), **needles.keys(), "rows": rows, **outcome.keys()}
     code = _output(content, as_json, report.kv_text)
     if plot is not None and rows:
         quality_over_bytes(content).write(plot)
     return code
 
 
-def _windows(
-    engine: Engine, source: Source, window: int, scored: int, limit: int
-) -> list[list[int]]:
-    check_window(window, scored, engine.context_tokens)
+def _windows(engine: Engine, source: Source, scoring: ScoringSettings) -> list[list[int]]:
+    """The windows to score. Raises Usage when there is none."""
+    length = scoring.window_within(engine.context_tokens)
     ids, lead = encode_stream(source, engine.text)
-    found = windows(ids, lead, window, full=True)[:limit]
+    found = windows(ids, lead, length, full=True)[: scoring.windows]
     if not found:
         raise Usage(
-            "--text is too short", f"it has {len(ids):,} tokens, and a window {window:,} and one"
+            "the text is too short", f"it has {len(ids):,} tokens; a window needs {length + 1:,}"
         )
     return found
 
 
-def _trials(
-    engine: Engine, settings: NeedleSettings, source: Source | None, show: Show
-) -> list[Trial]:
-    show("writing the texts for the needles")
-    sentences = built_in_sentences() if source is None else sentences_of(_prose(source))
-    lengths = settings.lengths_within(engine.context_tokens)
-    depths = depths_percent(settings.depths)
-    return list(make_trials(engine.text, lengths, depths, sentences, settings.seed))
+def _trials(engine: Engine, needles: NeedleSettings, sentences: Sequence[str]) -> list[Trial]:
+    if not needles.depths:
+        return []
+    lengths = needles.lengths_within(engine.context_tokens)
+    depths = depths_percent(needles.depths)
+    return list(make_trials(engine.text, lengths, depths, sentences, needles.seed))
 
 
-def _prose(source: Source) -> str:
-    """A text, or what was replied in chats."""
+def _sentences(needles: NeedleSettings) -> list[str]:
+    """Of the filler that was named, in chats of the replies; or those of the program."""
+    if needles.filler is None:
+        return built_in_sentences()
+    source = read_source(needles.filler)
     replies = (
         turn.text for turns in source.conversations for turn in turns if turn.role == "assistant"
     )
-    return source.text or "\n".join(replies)
+    return sentences_of(source.text or "\n".join(replies))
 
 
 def _output(content: dict[str, Any], as_json: bool, text: Callable[[dict[str, Any]], Text]) -> int:

@@ -124,10 +124,10 @@ def kv_text(report: dict[str, Any]) -> Text:
         )
     lengths = list(dict.fromkeys(n["length_tokens"] for row in rows for n in row["needles"]))
     if lengths:
-        head = ("POLICY", *(f"{length:,}" for length in lengths))
+        columns = ("POLICY", *(f"{length:,}" for length in lengths))
         cells = [(label(row), *_needle_cells(row, lengths)) for row in rows]
         title = "needles found, by tokens of text"
-        text.append(Table(title, head, cells, frozenset({"POLICY"})))
+        text.append(Table(title, columns, cells, frozenset({"POLICY"})))
     return text
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from moechat.errors import Usage
 from moechat.eval.needle import ANSWER_TOKENS, MIN_LENGTH_TOKENS
@@ -22,37 +24,97 @@ RANGES = {
 _MAX_NUMBERS = 64  # in a list
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NeedleSettings:
-    """Which needles: places in texts of which lengths. ``lengths`` None: the default ones."""
+    """Which needles: so many places in texts of which lengths, made of what.
 
-    lengths: tuple[int, ...] | None
-    depths: int
-    seed: int
+    ``lengths`` None: the default ones. ``filler`` None: the sentences of the program.
+    """
+
+    lengths: tuple[int, ...] | None = None
+    depths: int = 19
+    filler: Path | None = None
+    seed: int = 0
 
     @classmethod
-    def from_texts(cls, lengths: str | None, depths: str, seed: str) -> NeedleSettings:
+    def from_texts(
+        cls, lengths: str | None, depths: str, filler: Path | None, seed: str
+    ) -> NeedleSettings:
         """From what stands on a command line. Raises Usage."""
         return cls(
-            None if lengths is None else _numbers("lengths", lengths),
-            number("depths", depths),
-            number("seed", seed),
+            lengths=None if lengths is None else _numbers("lengths", lengths),
+            depths=number("depths", depths),
+            filler=filler,
+            seed=number("seed", seed),
         )
 
     def lengths_within(self, context_tokens: int) -> tuple[int, ...]:
         """Those to measure with a model. Raises Usage when one that was asked for does not fit."""
         longest = context_tokens - ANSWER_TOKENS
-        if self.lengths is None:
-            fitting = tuple(n for n in DEFAULT_LENGTHS if n <= longest)
-            return fitting or (max(longest, MIN_LENGTH_TOKENS),)
-        for length in self.lengths:
+        if self.lengths is None and longest >= MIN_LENGTH_TOKENS:
+            return tuple(n for n in DEFAULT_LENGTHS if n <= longest) or (longest,)
+        for length in self.lengths or (MIN_LENGTH_TOKENS,):
             if length > longest:
                 raise Usage(
                     f"--lengths cannot be {length:,}",
                     f"the context has {context_tokens:,} tokens, and the answer needs "
                     f"{ANSWER_TOKENS} of them",
                 )
-        return self.lengths
+        return self.lengths or ()
+
+    def keys(self) -> dict[str, Any]:
+        """For a report."""
+        filler = None if self.filler is None else str(self.filler)
+        return {"depths": self.depths, "filler": filler, "seed": self.seed}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoringSettings:
+    """Which text perplexity is measured on, and how: so many windows at most. No ``text``: none.
+
+    Raises Usage when nothing would cross before what is scored.
+    """
+
+    text: Path | None = None
+    window_tokens: int = 2000
+    scored_tokens: int = 500
+    windows: int = 20
+
+    def __post_init__(self) -> None:
+        if self.scored_tokens >= self.window_tokens:
+            raise Usage(
+                f"--scored cannot be {self.scored_tokens:,}",
+                f"a window has {self.window_tokens:,} tokens",
+            )
+
+    @classmethod
+    def from_texts(
+        cls, text: Path | None, window: str, scored: str, windows: str
+    ) -> ScoringSettings:
+        """From what stands on a command line. Raises Usage."""
+        return cls(
+            text=text,
+            window_tokens=number("window", window),
+            scored_tokens=number("scored", scored),
+            windows=number("windows", windows),
+        )
+
+    def window_within(self, context_tokens: int) -> int:
+        """Tokens of a window. Raises Usage when a model has no room for them."""
+        if self.window_tokens > context_tokens:
+            raise Usage(
+                f"--window cannot be {self.window_tokens:,}",
+                f"the context has {context_tokens:,} tokens",
+            )
+        return self.window_tokens
+
+    def keys(self) -> dict[str, Any]:
+        """For a report."""
+        return {
+            "text": None if self.text is None else str(self.text),
+            "window_tokens": self.window_tokens,
+            "scored_tokens": self.scored_tokens,
+        }
 
 
 def policy_names(text: str) -> tuple[str, ...]:
@@ -88,21 +150,7 @@ def number(option: str, text: str) -> int:
     digits = text.strip()
     if digits.isascii() and digits.isdecimal() and len(digits) <= 19 and low <= int(digits) <= high:
         return int(digits)
-    raise Usage(
-        f"--{option} cannot be {text[:40]!a}", f"it is a whole number from {low} to {high}"
-    )
-
-
-def check_window(window_tokens: int, scored_tokens: int, context_tokens: int) -> None:
-    """Raise Usage unless something crosses before what is scored, and all of it fits."""
-    if not scored_tokens < window_tokens:
-        raise Usage(
-            f"--scored cannot be {scored_tokens:,}", f"a window has {window_tokens:,} tokens"
-        )
-    if window_tokens > context_tokens:
-        raise Usage(
-            f"--window cannot be {window_tokens:,}", f"the context has {context_tokens:,} tokens"
-        )
+    raise Usage(f"--{option} cannot be {text[:40]!a}", f"it is a whole number from {low} to {high}")
 
 
 def _numbers(option: str, text: str) -> tuple[int, ...]:

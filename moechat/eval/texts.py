@@ -7,7 +7,7 @@ import lzma
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from moechat.engine.text import TextModel
 from moechat.errors import InvalidUtf8, MoechatError, Usage
@@ -98,9 +98,8 @@ def encode_stream(source: Source, text: TextModel) -> tuple[list[int], list[int]
 
 def _read(path: Path) -> bytes:
     try:
-        opened: IO[bytes] = lzma.open(path) if path.suffix == ".xz" else path.open("rb")
         content = bytearray()
-        with opened as file:
+        with lzma.open(path) if path.suffix == ".xz" else path.open("rb") as file:
             while chunk := file.read(_CHUNK_BYTES):
                 content += chunk
                 if len(content) > LIMIT_BYTES:
