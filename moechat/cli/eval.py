@@ -168,8 +168,11 @@ def kv(
     """Quality and bytes of every way to send the KV cache.
 
     The first tokens of each window are prefilled and cross the KV path; the last ones are predicted
-    from what arrived. Of a text with a needle everything before the question crosses. spectrum has
-    three tiers of precision, spectrum2 two; both, pdtrim and snapkv are measured at every budget.
+    from what arrived. Of a text with a needle everything before the question crosses.
+
+    spectrum has three tiers of precision, spectrum2 two, spectrum4 four; these, pdtrim and snapkv
+    are measured at every budget. int4-plain and int4-centred quantise keys as they are, or less
+    each channel's mean; so with the other names.
 
     \b
       moechat eval kv mini
@@ -182,11 +185,11 @@ def kv(
         NeedleSettings,
         ScoringSettings,
         budget_fractions,
-        policy_names,
+        names_in,
     )
 
     needles = NeedleSettings.from_texts(lengths, depths, filler, seed)
     scoring = ScoringSettings.from_texts(text, window, scored, windows)
-    chosen = policies_of(policy_names(policies), budget_fractions(budgets))
+    chosen = policies_of(names_in(policies), budget_fractions(budgets))
     with Interrupt():
         return run_kv(model, chosen, needles, scoring, threads=threads, as_json=as_json, plot=plot)

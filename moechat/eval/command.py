@@ -20,7 +20,8 @@ from moechat.bench.table import Text, print_text
 from moechat.engine.engine import Engine
 from moechat.errors import Usage
 from moechat.eval import report
-from moechat.eval.kv import Table, measure_policies
+from moechat.eval.crossing import cross
+from moechat.eval.kv import Row, measure_policies
 from moechat.eval.needle import (
     Result,
     Trial,
@@ -111,7 +112,9 @@ def _ask_all(engine: Engine, trials: Sequence[Trial], results: list[Result], sho
     session = engine.session()
     for number, trial in enumerate(trials, 1):
         show(f"needle {number} of {len(trials)}, in {trial.length_tokens:,} tokens")
+        cross(session, trial.document_ids)
         results.append(ask(session, engine.text, trial))
+    session.close()
 
 
 def run_kv(
@@ -123,39 +126,32 @@ def run_kv(
     threads: int | None,
     as_json: bool,
     plot: Path | None,
-    open_engine: Callable[..., Engine] = Engine.open,
 ) -> int:
-    """``eval kv MODEL``; the exit code. Raises MoechatError. ``open_engine``: as Engine.open."""
+    """``eval kv MODEL``; the exit code. Raises MoechatError."""
     if plot is not None:
         check_plot_path(plot)
     source = None if scoring.text is None else read_source(scoring.text)
     if source is None and not needles.depths:
         raise Usage("there is nothing to measure", "there are neither needles nor a --text")
     sentences = _sentences(needles)
-    table, outcome = Table(), Outcome()
+    table: list[Row] = []
+    outcome = Outcome()
     with StatusLine(sys.stderr) as line:
         line.show(f"opening {model}")
-        with open_engine(model, threads=threads) as engine:
+        with Engine.open(model, threads=threads) as engine:
             content = report.frame("kv", engine)
             line.show("preparing the texts")
             pieces = [] if source is None else _windows(engine, source, scoring)
             trials = _trials(engine, needles, sentences)
-        with outcome.measuring():
-            measure_policies(
-                policies,
-                lambda policy: open_engine(model, threads=threads, **policy.settings),
-                pieces,
-                scoring.scored_tokens,
-                trials,
-                table,
-                line.show,
-            )
-    rows = report.kv_rows(table.rows)
+            with outcome.measuring():
+                measure_policies(
+                    engine, policies, pieces, scoring.scored_tokens, trials, table, line.show
+                )
+    rows = report.kv_rows(table)
     if not rows and outcome.interrupted:
         return EXIT_INTERRUPTED
     if source is None:
-        table.notes.append("perplexity was not measured: --text names a text for it")
-    outcome.notes += table.notes
+        outcome.notes.append("perplexity was not measured: --text names a text for it")
     content |= {**scoring.keys(), **needles.keys(), "rows": rows, **outcome.keys()}
     code = _output(content, as_json, report.kv_text)
     if plot is not None and rows:

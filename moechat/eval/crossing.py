@@ -15,11 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from moechat.engine.session import Session
 from moechat.eval.likelihood import Likelihood, likelihood
-from moechat.sample.params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +40,17 @@ class Traffic:
         )
 
 
-def cross(session: Session, ids: Sequence[int], next_id: int) -> Traffic:
-    """Send ``ids`` to an empty session. ``next_id``: any token, which does not stay.
-
-    Counters come with answers only; so one token is asked for. ``next_id`` is stepped by the decode
-    side for it, since an answer's prefill ends before its last token: all of ``ids`` cross.
-    """
+def cross(session: Session, ids: Sequence[int]) -> None:
+    """Send ``ids``, in place of all that the session holds."""
     session.rewind(0)
-    params = SamplingParams(temperature=0, max_tokens=1, ignore_end=True)
-    stats: Any = session.generate([*ids, next_id], params).result().stats
-    session.rewind(len(ids))
+    session.extend(ids, logits=None)
+
+
+def last_traffic(session: Session) -> Traffic:
+    """Of the request that ended last."""
+    stats = session.last_stats
     return Traffic(
-        len(ids),
+        stats.new_prompt_tokens,
         stats.kv_bytes,
         stats.kv_native_bytes,
         stats.kv_encode_seconds,

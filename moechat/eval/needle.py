@@ -16,7 +16,7 @@ from pathlib import Path
 from moechat.engine.session import Session
 from moechat.engine.text import TextModel
 from moechat.errors import Usage
-from moechat.eval.crossing import Traffic, cross, feed
+from moechat.eval.crossing import feed
 from moechat.messages import Turn
 from moechat.sample.params import SamplingParams
 from moechat.text.thinking_switches import THINK, ThinkingSwitches
@@ -49,7 +49,6 @@ class Result:
     trial: Trial
     answer: str
     found: bool
-    traffic: Traffic
 
 
 def depths_percent(count: int) -> list[float]:
@@ -150,14 +149,13 @@ def _with_needle(
 
 
 def ask(session: Session, text: TextModel, trial: Trial) -> Result:
-    """Put a trial to an engine. The session is emptied before."""
-    traffic = cross(session, trial.document_ids, trial.question_ids[0])
+    """Put the question of a trial whose document has crossed."""
     feed(session, trial.question_ids[:-1])
     params = SamplingParams(temperature=0, max_tokens=ANSWER_TOKENS)
     events = list(session.generate(trial.question_ids[-1:], params))
     ids = [event.token_id for event in events if event.token_id is not None]
     answer = text.tokenizer.decode(ids).strip()
-    return Result(trial, answer, is_found(answer, trial.code), traffic)
+    return Result(trial, answer, is_found(answer, trial.code))
 
 
 def is_found(answer: str, code: str) -> bool:

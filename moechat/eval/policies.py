@@ -1,29 +1,42 @@
-"""The KV policies that are compared, and what an engine is opened with for each."""
+"""The KV policies that are compared, by the names that they have here."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
-# Name: whether it has a budget. In the order in which they are measured and shown.
-POLICIES = {
-    "native": False,
-    "fp16": False,
-    "int8": False,
-    "int4": False,
-    "k8v4": False,
-    "spectrum": True,
-    "spectrum2": True,
-    "pdtrim": True,
-    "snapkv": True,
+from moechat.errors import Usage
+
+if TYPE_CHECKING:
+    from moechat.kv.layout import KVLayout
+    from moechat.kv.policy import KVPolicy
+
+# In the order in which they are measured and shown, with the tiers that spectrum may use.
+_TIERS = {
+    "native": None,
+    "fp16": None,
+    "int8": None,
+    "int4": None,
+    "k8v4": None,
+    "spectrum": 3,
+    "spectrum2": 2,
+    "spectrum4": 4,
+    "pdtrim": None,
+    "snapkv": None,
 }
-TWO_TIERS = "spectrum2"  # spectrum without its lowest tier
+NAMES = tuple(_TIERS)
+_WITH_BUDGET = ("spectrum", "spectrum2", "spectrum4", "pdtrim", "snapkv")
+_CENTRING = {"": None, "plain": False, "centred": True}  # what may follow a name and a hyphen
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A policy with the budget it gets: bytes sent, as a share of 2 bytes an element."""
+    """A policy with the budget it gets: bytes sent, as a share of 2 bytes an element.
+
+    ``name``: one of NAMES, or one with -plain or -centred: keys as they are, or less each channel's
+    mean, whatever is usual.
+    """
 
     name: str
     budget: float | None = None  # None: one that takes what it takes
@@ -33,22 +46,39 @@ class Policy:
         """For people: the name, and the budget if there is one."""
         return self.name if self.budget is None else f"{self.name} {self.budget:g}"
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Arguments of Engine.open."""
-        settings: dict[str, Any] = {"kv": self.name}
-        if self.budget is not None:
-            settings["kv_budget"] = self.budget
-        if self.name == TWO_TIERS:
-            settings |= {"kv": "spectrum", "kv_tiers": 2}
-        return settings
+    def make(self, layout: KVLayout) -> KVPolicy:
+        """What an engine takes. Raises BadParameter."""
+        from moechat.kv.policy import make_policy
+
+        base, _, centring = self.name.partition("-")
+        return make_policy(
+            "spectrum" if base.startswith("spectrum") else base,
+            1.0 if self.budget is None else self.budget,
+            layout,
+            num_tiers=_TIERS[base] or 3,
+            centre_keys=_CENTRING[centring],
+        )
 
 
 def policies_of(names: Sequence[str], budgets: Sequence[float]) -> list[Policy]:
-    """Each name as often as it has budgets; native first, as the others are compared with it."""
-    ordered = [name for name in POLICIES if name == "native" or name in names]
+    """Each name as often as it has budgets; native first, as the others are compared with it.
+
+    Raises Usage for a name that is none.
+    """
+    for name in names:
+        base, hyphen, centring = name.partition("-")
+        if base not in NAMES or centring not in _CENTRING or bool(hyphen) != bool(centring):
+            raise Usage(
+                f"--policies cannot be {name[:40]!a}",
+                f"it is a list of {', '.join(NAMES)}; -plain or -centred may follow a name",
+            )
+    ordered = sorted(dict.fromkeys(["native", *names]), key=lambda n: NAMES.index(_base(n)))
     return [
         Policy(name, budget)
         for name in ordered
-        for budget in (budgets if POLICIES[name] else (None,))
+        for budget in (budgets if _base(name) in _WITH_BUDGET else (None,))
     ]
+
+
+def _base(name: str) -> str:
+    return name.partition("-")[0]

@@ -9,7 +9,6 @@ from typing import Any
 
 from moechat.errors import Usage
 from moechat.eval.needle import ANSWER_TOKENS, MIN_LENGTH_TOKENS
-from moechat.eval.policies import POLICIES
 
 DEFAULT_LENGTHS = (700, 1400, 2700, 3400)
 RANGES = {
@@ -117,15 +116,9 @@ class ScoringSettings:
         }
 
 
-def policy_names(text: str) -> tuple[str, ...]:
-    """Of --policies. Raises Usage."""
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-    for name in names:
-        if name not in POLICIES:
-            raise Usage(
-                f"--policies cannot be {name[:40]!a}", f"it is a list of {', '.join(POLICIES)}"
-            )
-    return names
+def names_in(text: str) -> tuple[str, ...]:
+    """Of a list with commas, each once."""
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",")))
 
 
 def budget_fractions(text: str) -> tuple[float, ...]:
