@@ -14,7 +14,6 @@ from moechat.eval.crossing import Traffic, cross, last_traffic, score
 from moechat.eval.likelihood import Likelihood
 from moechat.eval.needle import Result, Trial, ask
 from moechat.eval.policies import Policy
-from moechat.kv.layout import KVLayout
 
 Show = Callable[[str], None]
 
@@ -45,9 +44,8 @@ def measure_policies(
 ) -> None:
     """Append to ``rows``. ``windows``: ids, of which the last is only predicted."""
     session = engine.session()
-    layout = KVLayout.of(engine.spec)
     for policy in policies:
-        engine.kv_policy = policy.make(layout)
+        engine.kv_policy = policy.make(engine.spec)
         row = Row(policy)
         rows.append(row)
         for number, ids in enumerate(windows, 1):

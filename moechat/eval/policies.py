@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from moechat.errors import Usage
 
 if TYPE_CHECKING:
-    from moechat.kv.layout import KVLayout
     from moechat.kv.policy import KVPolicy
+    from moechat.models.spec import ModelSpec
 
 # In the order in which they are measured and shown, with the tiers that spectrum may use.
 _TIERS = {
@@ -46,15 +46,16 @@ class Policy:
         """For people: the name, and the budget if there is one."""
         return self.name if self.budget is None else f"{self.name} {self.budget:g}"
 
-    def make(self, layout: KVLayout) -> KVPolicy:
-        """What an engine takes. Raises BadParameter."""
+    def make(self, spec: ModelSpec) -> KVPolicy:
+        """What an engine takes."""
+        from moechat.kv.layout import KVLayout
         from moechat.kv.policy import make_policy
 
         base, _, centring = self.name.partition("-")
         return make_policy(
             "spectrum" if base.startswith("spectrum") else base,
             1.0 if self.budget is None else self.budget,
-            layout,
+            KVLayout.of(spec),
             num_tiers=_TIERS[base] or 3,
             centre_keys=_CENTRING[centring],
         )
