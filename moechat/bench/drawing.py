@@ -21,6 +21,16 @@ _COLOURS = {
     "grid": ("#e3e7ec", "#2a313b"),
     "track": ("#dfe5ec", "#2d3643"),
     "bar": ("#2f6fdb", "#6ba1ff"),
+    # Lines of one chart, told apart in either, also by most of the colour-blind.
+    "series0": ("#1c2430", "#e6eaf0"),
+    "series1": ("#0072b2", "#56b4e9"),
+    "series2": ("#009e73", "#2ec99b"),
+    "series3": ("#d55e00", "#ff8a3d"),
+    "series4": ("#8a6d00", "#f0e442"),
+    "series5": ("#cc3d8f", "#f08cc4"),
+    "series6": ("#6f4fc4", "#b39bff"),
+    "series7": ("#7a8797", "#aab4c2"),
+    "series8": ("#a03028", "#ff7a70"),
 }
 _PNG_SCALE = 2  # pixels of a PNG for one of the drawing
 

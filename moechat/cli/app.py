@@ -76,6 +76,7 @@ def build_command() -> Any:
     import typer
 
     from moechat.cli.bench import build_app as build_bench
+    from moechat.cli.eval import build_app as build_eval
     from moechat.cli.list import list_models
     from moechat.cli.quantize import quantize
     from moechat.cli.run import run
@@ -108,6 +109,7 @@ def build_command() -> Any:
     app.command("show")(show)
     app.command("quantize")(quantize)
     app.add_typer(build_bench(), name="bench")
+    app.add_typer(build_eval(), name="eval")
     return typer.main.get_command(app)
 
 

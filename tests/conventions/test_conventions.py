@@ -18,6 +18,7 @@ PACKAGE = ROOT / "moechat"
 LAYERS = [
     ["__main__"],
     ["cli"],
+    ["eval"],
     ["terminal", "batch", "bench"],
     ["engine", "quantize"],
     ["prefill", "decode"],

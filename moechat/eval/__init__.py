@@ -1,0 +1,14 @@
+"""How good a model's answers are here: ``moechat eval``.
+
+In the order in which things happen, for all of it:
+
+    settings        what may be asked for
+    command         a measurement, then its output
+    texts           files of text or of chats, and windows of their tokens
+    likelihood      perplexity from logits
+    ppl             perplexity of a file
+    needle          a fact in a long text, and the question for it
+    crossing        a prompt through the KV path, and what that cost
+    policies, kv    every KV policy: perplexity, needles, bytes
+    report, picture what people see
+"""

@@ -1,0 +1,198 @@
+"""From settings to output: progress, what Ctrl-C leaves, JSON, text, picture.
+
+Text and JSON go to stdout, progress to stderr when that is a terminal. Ctrl-C ends a measurement;
+what is there by then is told, and the report says that it was interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from moechat.bench.drawing import check_plot_path
+from moechat.bench.status_line import Show, StatusLine
+from moechat.bench.table import Text, print_text
+from moechat.engine.engine import Engine
+from moechat.errors import Usage
+from moechat.eval import report
+from moechat.eval.crossing import cross
+from moechat.eval.kv import Row, measure_policies
+from moechat.eval.needle import (
+    Result,
+    Trial,
+    ask,
+    built_in_sentences,
+    depths_percent,
+    make_trials,
+    sentences_of,
+)
+from moechat.eval.picture import quality_over_bytes
+from moechat.eval.policies import Policy
+from moechat.eval.ppl import Perplexity, measure_perplexity
+from moechat.eval.settings import NeedleSettings, ScoringSettings
+from moechat.eval.texts import Source, encode_stream, read_source, windows
+
+EXIT_INTERRUPTED = 130
+_NOT_ENDED = "interrupted: these are the figures so far"
+
+
+class Outcome:
+    """How a measurement went, for the report."""
+
+    def __init__(self) -> None:
+        self.interrupted = False
+        self.seconds = 0.0
+        self.notes: list[str] = []
+
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Time what is inside; Ctrl-C ends it and is remembered."""
+        began = time.monotonic()
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.interrupted = True
+            self.notes.insert(0, _NOT_ENDED)
+        self.seconds = time.monotonic() - began
+
+    def keys(self) -> dict[str, Any]:
+        """What every report ends with."""
+        return {
+            "interrupted": self.interrupted,
+            "seconds": round(self.seconds, 3),
+            "notes": self.notes,
+        }
+
+
+def run_ppl(
+    model: str, path: Path, *, window: int, limit: int | None, threads: int | None, as_json: bool
+) -> int:
+    """``eval ppl MODEL FILE``; the exit code. Raises MoechatError."""
+    source = read_source(path)
+    found, outcome = Perplexity(), Outcome()
+    with StatusLine(sys.stderr) as line:
+        line.show(f"opening {model}")
+        with Engine.open(model, threads=threads) as engine:
+            with outcome.measuring():
+                measure_perplexity(engine, source, window, limit, found, line.show)
+            content = report.frame("ppl", engine) | {"file": str(path), "window_tokens": window}
+    if not found.windows:
+        return EXIT_INTERRUPTED
+    content |= report.ppl_report(found) | outcome.keys()
+    return _output(content, as_json, report.ppl_text)
+
+
+def run_needle(model: str, needles: NeedleSettings, *, threads: int | None, as_json: bool) -> int:
+    """``eval needle MODEL``; the exit code. Raises MoechatError."""
+    if not needles.depths:
+        raise Usage("--depths cannot be 0 here", "there would be no needle")
+    sentences = _sentences(needles)
+    outcome = Outcome()
+    results: list[Result] = []
+    with StatusLine(sys.stderr) as line:
+        line.show(f"opening {model}")
+        with Engine.open(model, threads=threads) as engine:
+            content = report.frame("needle", engine)
+            line.show("preparing the texts")
+            trials = _trials(engine, needles, sentences)
+            with outcome.measuring():
+                _ask_all(engine, trials, results, line.show)
+    if not results:
+        return EXIT_INTERRUPTED
+    content |= {**needles.keys(), "needles": report.needle_rows(results), **outcome.keys()}
+    return _output(content, as_json, report.needle_text)
+
+
+def _ask_all(engine: Engine, trials: Sequence[Trial], results: list[Result], show: Show) -> None:
+    session = engine.session()
+    for number, trial in enumerate(trials, 1):
+        show(f"needle {number} of {len(trials)}, in {trial.length_tokens:,} tokens")
+        cross(session, trial.document_ids)
+        results.append(ask(session, engine.text, trial))
+    session.close()
+
+
+def run_kv(
+    model: str,
+    policies: Sequence[Policy],
+    needles: NeedleSettings,
+    scoring: ScoringSettings,
+    *,
+    threads: int | None,
+    as_json: bool,
+    plot: Path | None,
+) -> int:
+    """``eval kv MODEL``; the exit code. Raises MoechatError."""
+    if plot is not None:
+        check_plot_path(plot)
+    source = None if scoring.text is None else read_source(scoring.text)
+    if source is None and not needles.depths:
+        raise Usage("there is nothing to measure", "there are neither needles nor a --text")
+    sentences = _sentences(needles)
+    table: list[Row] = []
+    outcome = Outcome()
+    with StatusLine(sys.stderr) as line:
+        line.show(f"opening {model}")
+        with Engine.open(model, threads=threads) as engine:
+            content = report.frame("kv", engine)
+            line.show("preparing the texts")
+            pieces = [] if source is None else _windows(engine, source, scoring)
+            trials = _trials(engine, needles, sentences)
+            with outcome.measuring():
+                measure_policies(
+                    engine, policies, pieces, scoring.scored_tokens, trials, table, line.show
+                )
+    rows = report.kv_rows(table)
+    if not rows and outcome.interrupted:
+        return EXIT_INTERRUPTED
+    if source is None:
+        outcome.notes.append("perplexity was not measured: --text names a text for it")
+    content |= {**scoring.keys(), **needles.keys(), "rows": rows, **outcome.keys()}
+    code = _output(content, as_json, report.kv_text)
+    if plot is not None and rows:
+        quality_over_bytes(content).write(plot)
+    return code
+
+
+def _windows(engine: Engine, source: Source, scoring: ScoringSettings) -> list[list[int]]:
+    """The windows to score. Raises Usage when there is none."""
+    length = scoring.window_within(engine.context_tokens)
+    ids, lead = encode_stream(source, engine.text)
+    found = windows(ids, lead, length, full=True)[: scoring.windows]
+    if not found:
+        raise Usage(
+            "the text is too short", f"it has {len(ids):,} tokens; a window needs {length + 1:,}"
+        )
+    return found
+
+
+def _trials(engine: Engine, needles: NeedleSettings, sentences: Sequence[str]) -> list[Trial]:
+    if not needles.depths:
+        return []
+    lengths = needles.lengths_within(engine.context_tokens)
+    depths = depths_percent(needles.depths)
+    return list(make_trials(engine.text, lengths, depths, sentences, needles.seed))
+
+
+def _sentences(needles: NeedleSettings) -> list[str]:
+    """Of the filler that was named, in chats of the replies; or those of the program."""
+    if needles.filler is None:
+        return built_in_sentences()
+    source = read_source(needles.filler)
+    replies = (
+        turn.text for turns in source.conversations for turn in turns if turn.role == "assistant"
+    )
+    return sentences_of(source.text or "\n".join(replies))
+
+
+def _output(content: dict[str, Any], as_json: bool, text: Callable[[dict[str, Any]], Text]) -> int:
+    if as_json:
+        print(json.dumps(content, indent=2), flush=True)
+    else:
+        print_text(text(content), sys.stdout)
+    return EXIT_INTERRUPTED if content["interrupted"] else 0
