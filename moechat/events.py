@@ -22,6 +22,7 @@ class TurnStats:
     reasoning_tokens: int = 0  # of decode_tokens, those of thinking
     drafted: int = 0  # tokens that speculation drafted and a step verified
     accepted: int = 0  # and those of them that were right
+    queued_seconds: float = 0.0  # before the prefill began, while others' prompts were read
 
     @property
     def prefill_tokens_per_second(self) -> float:
@@ -42,6 +43,13 @@ class Event:
     finish_reason: FinishReason | None = None
     text: str = ""  # answer text that became certain with this event
     reasoning: str = ""  # and what the model thought before the answer
+
+
+@dataclass(frozen=True)
+class Queued(Event):
+    """The request waits for its prefill: prompts are read one after another, first come first."""
+
+    ahead: int  # requests before it, the one whose prompt is being read included
 
 
 @dataclass(frozen=True)

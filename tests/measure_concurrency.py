@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import statistics
 import threading
 import time
@@ -100,7 +101,7 @@ class Decoding:
         return [
             after - before
             for seconds in self.seconds
-            for before, after in zip(seconds, seconds[1:])
+            for before, after in itertools.pairwise(seconds)
             if begin <= before and after <= end
         ]
 

@@ -29,7 +29,15 @@ from moechat.engine.requests import (
     as_moechat_error,
 )
 from moechat.engine.session import POLL_SECONDS, Session
-from moechat.events import Event, Finished, FinishReason, PrefillProgress, Token, TurnStats
+from moechat.events import (
+    Event,
+    Finished,
+    FinishReason,
+    PrefillProgress,
+    Queued,
+    Token,
+    TurnStats,
+)
 from moechat.prefill.worker import PrefillJob, PrefillResult
 from moechat.sample.chain import make_sampler
 
@@ -96,7 +104,7 @@ def _extend_events(
     try:
         while outcome is None:
             item = inbox.get()
-            if isinstance(item, PrefillProgress):
+            if isinstance(item, PrefillProgress | Queued):
                 yield item
             elif isinstance(item, PrefillResult):
                 logits = item.logits
@@ -129,7 +137,7 @@ def _last_word(inbox: Inbox, cancellation: Cancellation) -> Any:
             item = inbox.get()
         except KeyboardInterrupt:
             continue
-        if not isinstance(item, PrefillProgress | PrefillResult):
+        if not isinstance(item, PrefillProgress | PrefillResult | Queued):
             return item
 
 
@@ -231,10 +239,12 @@ def _generate_events(
             tokens, finished = token_queue.pop(POLL_SECONDS)
             while not inbox.empty():
                 item = inbox.get()
-                if isinstance(item, PrefillProgress):
+                if isinstance(item, PrefillProgress | Queued):
                     yield item
                 elif isinstance(item, PrefillResult):
-                    stats = replace(stats, prefill_seconds=item.seconds)
+                    stats = replace(
+                        stats, prefill_seconds=item.seconds, queued_seconds=item.queued_seconds
+                    )
                 else:
                     outcome = item
             finished = finished or isinstance(outcome, Failed)
@@ -250,7 +260,7 @@ def _generate_events(
                     cancellation()
         while outcome is None:
             item = inbox.get()
-            outcome = None if isinstance(item, PrefillProgress | PrefillResult) else item
+            outcome = None if isinstance(item, PrefillProgress | PrefillResult | Queued) else item
     finally:
         if outcome is None:
             _last_word(inbox, cancellation)

@@ -6,6 +6,8 @@ import json
 
 from moechat.events import Finished
 
+_SHOWN_QUEUED_SECONDS = 0.05
+
 
 def stats_rows(finished: Finished) -> list[tuple[str, str]]:
     """The counters of an answer for a person: what is counted, and the figures."""
@@ -19,6 +21,8 @@ def stats_rows(finished: Finished) -> list[tuple[str, str]]:
     answer += f", {stats.decode_tokens_per_second:.1f} tok/s"
     if stats.drafted:
         answer += f", {stats.accepted} of {stats.drafted} drafts accepted"
+    if stats.queued_seconds >= _SHOWN_QUEUED_SECONDS:
+        prompt += f", after {stats.queued_seconds:.1f} s behind others"
     return [
         ("prompt", prompt),
         ("first token", f"{stats.first_token_seconds:.2f} s"),
@@ -43,6 +47,7 @@ def stats_json(finished: Finished) -> str:
             "cached_prompt_tokens": stats.cached_prompt_tokens,
             "prefill_seconds": round(stats.prefill_seconds, 6),
             "prefill_tokens_per_second": round(stats.prefill_tokens_per_second, 2),
+            "queued_seconds": round(stats.queued_seconds, 6),
             "first_token_seconds": round(stats.first_token_seconds, 6),
             "decode_tokens": stats.decode_tokens,
             "reasoning_tokens": stats.reasoning_tokens,
