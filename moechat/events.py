@@ -26,6 +26,7 @@ class TurnStats:
     kv_native_bytes: int = 0  # the same tokens' KV at 2 bytes an element
     kv_encode_seconds: float = 0.0  # on the prefill side, part of prefill_seconds
     kv_decode_seconds: float = 0.0  # on the decode side
+    queued_seconds: float = 0.0  # before the prefill began, while others' prompts were read
 
     @property
     def prefill_tokens_per_second(self) -> float:
@@ -46,6 +47,13 @@ class Event:
     finish_reason: FinishReason | None = None
     text: str = ""  # answer text that became certain with this event
     reasoning: str = ""  # and what the model thought before the answer
+
+
+@dataclass(frozen=True)
+class Queued(Event):
+    """The request waits for its prefill: prompts are read one after another, first come first."""
+
+    ahead: int  # requests before it, the one whose prompt is being read included
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
-"""Answers batch lines one after the other, each as a conversation of its own."""
+"""Answers batch lines, several at a time, each as a conversation of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol
 
@@ -12,6 +13,8 @@ from moechat.errors import MoechatError
 from moechat.events import Event, Finished
 from moechat.messages import Turn
 from moechat.sample.params import SamplingParams
+
+_MAX_UNWRITTEN = 256  # results that may wait for a slow line before them
 
 
 class Answering(Protocol):
@@ -28,14 +31,11 @@ class Answering(Protocol):
 
 
 class Interruption(Protocol):
-    """What a batch needs to know of Ctrl-C."""
+    """What a batch needs to know of Ctrl-C, which raises KeyboardInterrupt in the main thread."""
 
     @property
     def requested(self) -> bool:
         """Whether the user has asked to stop."""
-
-    def cancels(self, cancel: Callable[[], None]) -> AbstractContextManager[None]:
-        """While it is open a request calls ``cancel``; otherwise it raises KeyboardInterrupt."""
 
 
 @dataclass
@@ -48,10 +48,18 @@ class BatchOutcome:
     interrupted: bool = False
 
 
+@dataclass(frozen=True)
+class _Answered:
+    """What to print for one line besides its index (None: nothing), and how its answer ended."""
+
+    result: dict[str, Any] | None = None
+    finished: Finished | None = None
+
+
 def run_batch(
     source: BinaryIO,
     sink: BinaryIO,
-    conversation: Answering,
+    conversations: Sequence[Answering],
     params: SamplingParams,
     interruption: Interruption,
     *,
@@ -60,73 +68,140 @@ def run_batch(
 ) -> BatchOutcome:
     """Write one JSON object for each line of ``source`` that is not blank, in order, flushed.
 
-    A line that fails gives an error object and the batch goes on. An interrupted line gives
-    nothing. Raises OSError when ``sink`` cannot be written.
+    Each of ``conversations`` answers a line at a time, in a thread of its own; a line is read when
+    one of them is idle. A result waits for those of the lines before it. A line that fails gives an
+    error object and the batch goes on. After an interrupt nothing more is written, so that what is
+    there are the results of all lines before ``next_line``. Raises OSError when ``sink`` cannot be
+    written.
     """
-    outcome = BatchOutcome()
-    try:
-        for index, line in enumerate(read_lines(source)):
-            result = _answer(line, conversation, params, interruption, system, on_finished)
-            if interruption.requested:
-                outcome.interrupted = True
-                break
-            # Nothing raises in here, so that what is written and what is counted agree.
-            with interruption.cancels(_nothing):
-                if result is not None:
-                    sink.write(encode_result({"index": index, **result}))
-                    sink.flush()
-                    outcome.num_results += 1
-                    outcome.num_failed += "error" in result
-                outcome.next_line = index + 1
-            if interruption.requested:
-                outcome.interrupted = True
-                break
-    except KeyboardInterrupt:
-        # Only outside `cancels`: while waiting for a line, or between two.
-        outcome.interrupted = True
-    return outcome
+    batch = _Batch(sink, conversations, params, interruption, system, on_finished)
+    with ThreadPoolExecutor(len(conversations), "batch") as threads:
+        try:
+            for index, line in enumerate(read_lines(source)):
+                threads.submit(batch.answer, batch.take(), index, line)
+                if not batch.wait(num_idle=1):
+                    break
+            batch.wait(num_idle=len(conversations))
+        except KeyboardInterrupt:
+            batch.outcome.interrupted = True
+        finally:
+            batch.stop()
+    if batch.error is not None:
+        raise batch.error
+    batch.outcome.interrupted |= interruption.requested
+    return batch.outcome
 
 
-def _nothing() -> None:
-    """A request to stop that the loop itself will notice."""
+class _Batch:
+    """The lines under way. Everything happens under one lock but the answering itself."""
 
+    def __init__(
+        self,
+        sink: BinaryIO,
+        conversations: Sequence[Answering],
+        params: SamplingParams,
+        interruption: Interruption,
+        system: str,
+        on_finished: Callable[[Finished], None],
+    ) -> None:
+        self.outcome = BatchOutcome()
+        self.error: BaseException | None = None  # that ends the batch
+        self._sink, self._params, self._system = sink, params, system
+        self._interruption, self._on_finished = interruption, on_finished
+        self._idle, self._busy = list(conversations), list[Answering]()
+        self._unwritten: dict[int, _Answered] = {}
+        self._stopping = False
+        self._changed = threading.Condition()
 
-def _answer(
-    line: bytes | None,
-    conversation: Answering,
-    params: SamplingParams,
-    interruption: Interruption,
-    system: str,
-    on_finished: Callable[[Finished], None],
-) -> dict[str, Any] | None:
-    """What to print for one line besides its index; None for a blank or interrupted one."""
-    try:
-        turns = parse_line(line, system)
-        if turns is None:
-            return None
-        # Not even the cache of the line before: a line's answer must not depend on its neighbours.
-        conversation.clear()
-        # Ctrl-C in here raises; once events come it cancels.
-        events = conversation.ask_messages(turns, params)
-        text: list[str] = []
-        reasoning: list[str] = []
-        last: Event | None = None
-        with interruption.cancels(conversation.cancel):
+    def wait(self, num_idle: int) -> bool:
+        """Until so many conversations are idle; whether the batch goes on."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: (
+                    self._over()
+                    or (len(self._idle) >= num_idle and len(self._unwritten) < _MAX_UNWRITTEN)
+                )
+            )
+            return not self._over()
+
+    def take(self) -> Answering:
+        """An idle conversation, for ``answer``."""
+        with self._changed:
+            conversation = self._idle.pop(0)
+            self._busy.append(conversation)
+            return conversation
+
+    def stop(self) -> None:
+        """Cancel what is under way."""
+        with self._changed:
+            self._stopping = True
+            busy = list(self._busy)
+        for conversation in busy:
+            conversation.cancel()
+
+    def answer(self, conversation: Answering, index: int, line: bytes | None) -> None:
+        """Answer a line and write what is due; the work of one thread."""
+        answered, error = _Answered(), None
+        try:
+            if not self._over():
+                answered = self._answer(conversation, line)
+        except BaseException as failure:  # raised again by run_batch
+            error = failure
+        with self._changed:
+            self._busy = [other for other in self._busy if other is not conversation]
+            self._idle.append(conversation)
+            self.error = self.error or error
+            if not self._over():
+                self._unwritten[index] = answered
+                try:
+                    self._write()
+                except BaseException as failure:
+                    self.error = failure
+            self._changed.notify_all()
+
+    def _over(self) -> bool:
+        return self._stopping or self.error is not None or self._interruption.requested
+
+    def _write(self) -> None:
+        while not self._over() and self.outcome.next_line in self._unwritten:
+            answered = self._unwritten.pop(self.outcome.next_line)
+            if answered.finished is not None:
+                self._on_finished(answered.finished)
+            if answered.result is not None:
+                row = {"index": self.outcome.next_line, **answered.result}
+                self._sink.write(encode_result(row))
+                self._sink.flush()
+                self.outcome.num_results += 1
+                self.outcome.num_failed += "error" in answered.result
+            self.outcome.next_line += 1
+
+    def _answer(self, conversation: Answering, line: bytes | None) -> _Answered:
+        try:
+            turns = parse_line(line, self._system)
+            if turns is None:
+                return _Answered()
+            # Not even the cache of the line before: an answer must not depend on its neighbours.
+            conversation.clear()
+            events = conversation.ask_messages(turns, self._params)
+            if self._over():  # stop() may have come before there was something to cancel
+                conversation.cancel()
+            text: list[str] = []
+            reasoning: list[str] = []
+            last: Event | None = None
             for last in events:
                 text.append(last.text)
                 reasoning.append(last.reasoning)
-        if not isinstance(last, Finished):
-            raise RuntimeError("the engine ended without a finish reason")
-        on_finished(last)
-        return _result("".join(text), "".join(reasoning), last)
-    except MoechatError as error:
-        return {"error": {"name": error.name, "message": error.message}}
-    except OSError:
-        raise
-    except Exception as error:
-        # A fault of moechat's own: the other lines still deserve their answers.
-        message = f"{type(error).__name__}: {error}"
-        return {"error": {"name": "internal-error", "message": message}}
+            if not isinstance(last, Finished):
+                raise RuntimeError("the engine ended without a finish reason")
+            return _Answered(_result("".join(text), "".join(reasoning), last), last)
+        except MoechatError as error:
+            return _Answered({"error": {"name": error.name, "message": error.message}})
+        except OSError:
+            raise
+        except Exception as error:
+            # A fault of moechat's own: the other lines still deserve their answers.
+            message = f"{type(error).__name__}: {error}"
+            return _Answered({"error": {"name": "internal-error", "message": message}})
 
 
 def _result(text: str, reasoning: str, finished: Finished) -> dict[str, Any]:

@@ -22,6 +22,7 @@ _HELP = """Chat with Mixture-of-Experts models on this machine.
   moechat run mini                         chat
   moechat run mini "a question"            one answer
   cat notes.txt | moechat run mini "What is the code of Clara?"
+  moechat batch questions.jsonl            an answer to each line, as JSON
   moechat list                             the models that have a name
 
 \b
@@ -75,6 +76,7 @@ def build_command() -> Any:
     """The whole command tree, as typer's command object."""
     import typer
 
+    from moechat.cli.batch import batch
     from moechat.cli.bench import build_app as build_bench
     from moechat.cli.eval import build_app as build_eval
     from moechat.cli.list import list_models
@@ -105,6 +107,7 @@ def build_command() -> Any:
         pass
 
     app.command("run")(run)
+    app.command("batch")(batch)
     app.command("list")(list_models)
     app.command("show")(show)
     app.command("quantize")(quantize)

@@ -31,6 +31,9 @@ RANGES = {
 KV_POLICIES = ("native", "auto", "fp16", "spectrum", "pdtrim", "snapkv", "int8", "int4", "k8v4")
 
 
+MAX_CONCURRENCY, DEFAULT_CONCURRENCY = 64, 4
+
+
 # typer's own types word their errors differently from version to version and name no range.
 
 
@@ -75,6 +78,14 @@ def _kv_budget(text: Any) -> float:
     value: float = _convert(str(text), float, allowed)
     if not 0 < value <= 1:
         raise typer.BadParameter(f"{text} is out of range; allowed: {allowed}")
+    return value
+
+
+def _concurrency(text: Any) -> int:
+    allowed = f"1 to {MAX_CONCURRENCY}"
+    value: int = _convert(str(text), int, allowed)
+    if not 1 <= value <= MAX_CONCURRENCY:
+        raise typer.BadParameter(f"{value} is out of range; allowed: {allowed}")
     return value
 
 
@@ -278,6 +289,32 @@ Batch = Annotated[
     bool,
     typer.Option(
         "--batch", help="Answer each line of stdin on its own, as one JSON object a line."
+    ),
+]
+BatchFile = Annotated[
+    str,
+    typer.Argument(
+        help="A file with a prompt on each line; - is stdin.", metavar="FILE", show_default=False
+    ),
+]
+ModelOption = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        metavar="MODEL",
+        help="A name that `moechat list` shows, a folder in Hugging Face layout, or a GGUF file.",
+    ),
+]
+Concurrency = Annotated[
+    int | None,
+    typer.Option(
+        "--concurrency",
+        parser=_concurrency,
+        metavar="N",
+        help=f"Lines of a batch that are answered at once, 1 to {MAX_CONCURRENCY}: more tokens a "
+        "second, the same answers in the same order. Default: "
+        f"{DEFAULT_CONCURRENCY}, or as many as fit the memory.",
+        show_default=False,
     ),
 ]
 Debug = Annotated[

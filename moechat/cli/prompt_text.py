@@ -94,3 +94,12 @@ def _read_bounded(stream: BinaryIO, name: str) -> bytes:
                 "no model can read that much at once",
             )
     return bytes(content)
+
+
+def system_text(text: str | None, file: Path | None) -> str:
+    """What --system or --system-file give; "" for neither. Raises Usage for both."""
+    if text is not None and file is not None:
+        raise Usage("--system and --system-file exclude each other")
+    if file is not None:
+        return read_text_file(file, "--system-file").removesuffix("\n")
+    return check_argument(text, "--system") if text is not None else ""

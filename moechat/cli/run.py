@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moechat.cli import options
+from moechat.cli.answer_lines import Lines, answer_lines
 from moechat.cli.interrupt import EXIT_CODE as EXIT_INTERRUPTED
 from moechat.cli.interrupt import Interrupt
-from moechat.cli.prompt_text import check_argument, compose_prompt, read_piped, read_text_file
+from moechat.cli.prompt_text import check_argument, compose_prompt, read_piped, system_text
 from moechat.errors import ModelNotFound, PromptTooLong, Usage
 
 if TYPE_CHECKING:
@@ -19,8 +21,6 @@ if TYPE_CHECKING:
     from moechat.registry import ResolvedModel
     from moechat.sample.params import SamplingParams
     from moechat.terminal.thinking_printer import ThinkingPrinter
-
-EXIT_FAILED_LINES = 6
 
 
 def run(
@@ -50,6 +50,7 @@ def run(
     stats: options.Stats = None,
     no_history: options.NoHistory = False,
     batch: options.Batch = False,
+    concurrency: options.Concurrency = None,
     debug: options.Debug = False,
 ) -> int:
     """Chat with a model, or get one answer.
@@ -72,37 +73,78 @@ def run(
     where index counts the lines of stdin from 0. What the model thought before its answer is
     "reasoning", beside "text".
     """
+    chat = _is_chat(prompt, batch)
+    if concurrency is not None and not batch:
+        raise Usage("--concurrency is for batches", "there is one conversation", "Add --batch")
+    return start(
+        model=model,
+        prompt=prompt,
+        sampling={
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "repetition_penalty": repetition_penalty,
+            "presence_penalty": presence_penalty,
+            "seed": seed,
+            "stop": stop,
+            "max_tokens": max_tokens,
+        },
+        system=system_text(system, system_file),
+        think=think,
+        reasoning_effort=reasoning_effort,
+        settings={
+            "compute": compute,
+            "threads": threads,
+            "kv": kv,
+            "kv_budget": kv_budget,
+            "context_tokens": ctx,
+            "speculate": speculate,
+        },
+        resident=resident,
+        stats=stats,
+        lines=Lines(sys.stdin.buffer, concurrency) if batch else None,
+        chat=Look(plain, not no_history, debug) if chat else None,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """How a chat looks and what it keeps."""
+
+    plain: bool
+    history: bool
+    debug: bool
+
+
+def start(
+    *,
+    model: str,
+    prompt: str | None,
+    sampling: dict[str, Any],
+    system: str,
+    think: bool | None,
+    reasoning_effort: str | None,
+    settings: dict[str, Any],
+    resident: bool,
+    stats: str | None,
+    lines: Lines | None,
+    chat: Look | None,
+) -> int:
+    """What ``run`` and ``batch`` do once their arguments are read; without ``lines`` and ``chat``
+    one answer. ``sampling`` has None for what was not given; ``settings`` are Engine.open's."""
     from moechat.terminal_size import fold_words
 
-    given: dict[str, Any] = {
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "presence_penalty": presence_penalty,
-        "seed": seed,
-        "stop": tuple(check_argument(text, "--stop") for text in stop) if stop else None,
-        "max_tokens": max_tokens,
-    }
-    overrides = {name: value for name, value in given.items() if value is not None}
+    overrides = {name: value for name, value in sampling.items() if value is not None}
+    if stop := overrides.pop("stop", None):
+        overrides["stop"] = tuple(check_argument(text, "--stop") for text in stop)
     switches = {} if think is None else {"think": "on" if think else "off"}
     if reasoning_effort is not None:
         switches["reasoning_effort"] = reasoning_effort
-    chat = _is_chat(prompt, batch)
-    system_text = _system_text(system, system_file)
     resolved = _resolve(model)
-    shown_stats = stats or ("line" if sys.stderr.isatty() and not batch else "none")
-    settings: dict[str, Any] = {
-        "compute": compute,
-        "threads": threads,
-        "kv": kv,
-        "kv_budget": kv_budget,
-        "context_tokens": ctx,
-        "speculate": speculate,
-    }
+    shown_stats = stats or ("line" if sys.stderr.isatty() and lines is None else "none")
     with Interrupt() as interrupt:
-        text = "" if chat or batch else _read_prompt(prompt)
+        text = "" if chat or lines else _read_prompt(prompt)
         open_ = _open_resident if resident else open_engine
         engine = open_(resolved.path, **settings)
         try:
@@ -110,14 +152,14 @@ def run(
                 print(fold_words(engine.residency.line, sys.stderr), file=sys.stderr)
             if notice := engine.notice:
                 print(fold_words(notice, sys.stderr), file=sys.stderr)
-            # The lines of a batch get the system text one by one.
-            conversation = new_conversation(engine, "" if batch else system_text)
-            for name, value in switches.items():
-                conversation.set_switch(name, value)
-            if not chat:
+            if lines is not None:
                 params = dataclasses.replace(engine.default_sampling(), **overrides)
-                if batch:
-                    return _batch(engine, conversation, params, system_text, interrupt, shown_stats)
+                # The lines get the system text one by one.
+                new = functools.partial(_conversation, engine, "", switches)
+                return answer_lines(engine, new, lines, params, interrupt, system, shown_stats)
+            conversation = _conversation(engine, system, switches)
+            if chat is None:
+                params = dataclasses.replace(engine.default_sampling(), **overrides)
                 thinking = _thinking_printer(asked=think is True)
                 return _one_answer(
                     engine, conversation, text, params, interrupt, shown_stats, thinking
@@ -131,10 +173,10 @@ def run(
                 model_name=resolved.name,
                 is_demo=resolved.name == "mini" and resolved.entry is not None,
                 stats=shown_stats,
-                plain=plain,
-                history=not no_history,
+                plain=chat.plain,
+                history=chat.history,
                 switches=switches,
-                debug=debug,
+                debug=chat.debug,
             )
         finally:
             engine.close()
@@ -170,6 +212,13 @@ def new_conversation(engine: Engine, system: str) -> Conversation:
     return Conversation(engine, system)
 
 
+def _conversation(engine: Engine, system: str, switches: dict[str, str]) -> Conversation:
+    conversation = new_conversation(engine, system)
+    for name, value in switches.items():
+        conversation.set_switch(name, value)
+    return conversation
+
+
 def _is_chat(prompt: str | None, batch: bool) -> bool:
     if batch:
         if prompt is not None:
@@ -189,14 +238,6 @@ def _is_chat(prompt: str | None, batch: bool) -> bool:
             next_step='Give a prompt: `moechat run mini "…" > answer.txt`',
         )
     return True
-
-
-def _system_text(text: str | None, file: Path | None) -> str:
-    if text is not None and file is not None:
-        raise Usage("--system and --system-file exclude each other")
-    if file is not None:
-        return read_text_file(file, "--system-file").removesuffix("\n")
-    return check_argument(text, "--system") if text is not None else ""
 
 
 def _resolve(model: str) -> ResolvedModel:
@@ -265,41 +306,3 @@ def _one_answer(
     with interrupt.cancels(conversation.cancel):
         sink.consume(events)
     return EXIT_INTERRUPTED if interrupt.requested else 0
-
-
-def _batch(
-    engine: Engine,
-    conversation: Conversation,
-    params: SamplingParams,
-    system: str,
-    interrupt: Interrupt,
-    stats: str,
-) -> int:
-    from moechat.batch.runner import run_batch
-    from moechat.terminal.sinks import print_closing
-
-    outcome = run_batch(
-        sys.stdin.buffer,
-        sys.stdout.buffer,
-        conversation,
-        params,
-        interrupt,
-        system=system,
-        on_finished=lambda event: (
-            None
-            if stats == "none"
-            else print_closing(sys.stderr, event, stats, engine.context_tokens)
-        ),
-    )
-    if outcome.interrupted:
-        print(
-            f"interrupted after {outcome.num_results} results; the rest begins at line "
-            f"{outcome.next_line + 1}: `tail -n +{outcome.next_line + 1} FILE | moechat run …` "
-            f"(its indexes count from 0 again)",
-            file=sys.stderr,
-        )
-        return EXIT_INTERRUPTED
-    if outcome.num_failed:
-        print(f"{outcome.num_failed} of {outcome.num_results} lines failed", file=sys.stderr)
-        return EXIT_FAILED_LINES
-    return 0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from moechat import _native
 from moechat.decode.worker import DecodeWorker
-from moechat.engine import flow
+from moechat.engine import admission, flow
 from moechat.engine.kv_choice import choose_policy, named_policy
 from moechat.engine.loading import choose_instruction_set, load_model
 from moechat.engine.model_files import ModelFiles
@@ -30,6 +30,7 @@ from moechat.kv.policy import NAMES
 from moechat.prefill.worker import PrefillWorker
 from moechat.registry import load_registry
 from moechat.sample.params import SamplingParams
+from moechat.weights.free_memory import free_memory_bytes
 
 if TYPE_CHECKING:
     from moechat.engine.text import TextModel
@@ -195,12 +196,30 @@ class Engine:
         self._sessions.add(session)
         return session
 
+    def sessions_that_fit(self) -> int | None:
+        """Sessions whose KV caches fit the free memory at the full context; None: unknown."""
+        return admission.sessions_that_fit(self._session_bytes, free_memory_bytes())
+
+    def admit(self, num_sessions: int) -> None:
+        """Raise DoesNotFit, which says how many do, unless so many new sessions fit."""
+        free_bytes = free_memory_bytes()
+        admission.admit(num_sessions, self._session_bytes, self.context_tokens, free_bytes)
+
+    @property
+    def _session_bytes(self) -> int:
+        return admission.session_bytes(self.spec, self.compute, self.context_tokens, self.speculate)
+
     def submit(self, request: ExtendRequest | GenerateRequest) -> Handle:
         """Put a request on its way; what Session.extend and Session.generate wait on."""
         if request.session.engine is not self:
             raise BadParameter("the session belongs to another engine")
         with self._lock:
             return flow.start(self, request)
+
+    def wake(self) -> None:
+        """Have both workers look at the cancel flags; from any thread."""
+        self.prefill.drop_cancelled()
+        self.decode.channel.wake()
 
     @property
     def closed(self) -> bool:

@@ -29,7 +29,15 @@ from moechat.engine.requests import (
     as_moechat_error,
 )
 from moechat.engine.session import POLL_SECONDS, Session
-from moechat.events import Event, Finished, FinishReason, PrefillProgress, Token, TurnStats
+from moechat.events import (
+    Event,
+    Finished,
+    FinishReason,
+    PrefillProgress,
+    Queued,
+    Token,
+    TurnStats,
+)
 from moechat.prefill.worker import PrefillJob, PrefillResult
 from moechat.sample.chain import make_sampler
 
@@ -100,7 +108,7 @@ def _extend_events(
     try:
         while outcome is None:
             item = inbox.get()
-            if isinstance(item, PrefillProgress):
+            if isinstance(item, PrefillProgress | Queued):
                 yield item
             elif isinstance(item, PrefillResult):
                 logits, stats = item.logits, _prefilled(stats, item)
@@ -130,6 +138,7 @@ def _prefilled(stats: TurnStats, result: PrefillResult) -> TurnStats:
     return replace(
         stats,
         prefill_seconds=result.seconds,
+        queued_seconds=result.queued_seconds,
         kv_bytes=result.kv_bytes,
         kv_native_bytes=result.kv_native_bytes,
         kv_encode_seconds=result.kv_encode_seconds,
@@ -149,7 +158,7 @@ def _last_word(inbox: Inbox, cancellation: Cancellation) -> Any:
             item = inbox.get()
         except KeyboardInterrupt:
             continue
-        if not isinstance(item, PrefillProgress | PrefillResult):
+        if not isinstance(item, PrefillProgress | PrefillResult | Queued):
             return item
 
 
@@ -253,7 +262,7 @@ def _generate_events(
             tokens, finished = token_queue.pop(POLL_SECONDS)
             while not inbox.empty():
                 item = inbox.get()
-                if isinstance(item, PrefillProgress):
+                if isinstance(item, PrefillProgress | Queued):
                     yield item
                 elif isinstance(item, PrefillResult):
                     stats = _prefilled(stats, item)
@@ -272,7 +281,7 @@ def _generate_events(
                     cancellation()
         while outcome is None:
             item = inbox.get()
-            outcome = None if isinstance(item, PrefillProgress | PrefillResult) else item
+            outcome = None if isinstance(item, PrefillProgress | PrefillResult | Queued) else item
     finally:
         if outcome is None:
             _last_word(inbox, cancellation)

@@ -115,7 +115,7 @@ class Session:
         except BaseException:
             self._busy.release()
             raise
-        self._cancellation = Cancellation(self._engine.decode.channel.wake)
+        self._cancellation = Cancellation(self._engine.wake)
         return Handle(self._cancellation)
 
     def _check_length(self, request: ExtendRequest | GenerateRequest) -> None:

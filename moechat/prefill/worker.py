@@ -1,10 +1,14 @@
-"""The prefill thread: takes jobs in order, sends KV packets as each layer ends."""
+"""The prefill thread: takes jobs in order, sends KV packets as each layer ends.
+
+First come, first served: a long prompt makes those behind it wait, and each of them is told how
+many are before it.
+"""
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +18,7 @@ from numpy.typing import NDArray
 
 from moechat import _native
 from moechat.errors import EngineClosed
-from moechat.events import PrefillProgress
+from moechat.events import PrefillProgress, Queued
 from moechat.kv.cache import KVCache
 from moechat.kv.channel import Channel
 from moechat.kv.packet import KVPacket, encode_packet, native_packet
@@ -31,10 +35,11 @@ class PrefillResult:
     kv_bytes: int = 0  # payload, scales and centres of all packets, the draft layer's included
     kv_native_bytes: int = 0  # of the same tokens at 2 bytes an element
     kv_encode_seconds: float = 0.0  # choosing tiers and encoding
+    queued_seconds: float = 0.0  # before it was its turn
     logits: NDArray[np.float32] | None = None  # [logits_from.., vocab], when asked for
 
 
-@dataclass
+@dataclass(eq=False)
 class PrefillJob:
     """Prefill ``ids`` after the tokens that the cache holds; their KV crosses as ``policy`` says.
 
@@ -46,44 +51,82 @@ class PrefillJob:
     ids: list[int]
     policy: KVPolicy
     cancel: _native.CancelFlag
-    progress: Callable[[PrefillProgress], None]
+    progress: Callable[[PrefillProgress | Queued], None]
     then: Callable[[PrefillResult], Any]
     failed: Callable[[Exception | None], Any]
     logits_from: int | None = None
     next_id: int | None = None  # the token after ``ids``, for the draft layer's last position
     result: PrefillResult = field(default_factory=PrefillResult)
+    submitted_seconds: float = field(default_factory=time.perf_counter)
 
 
 class PrefillWorker:
-    """One thread. Jobs run one after another; each is cancellable between phases of a layer."""
+    """One thread. Jobs run one after another; each is cancellable between phases of a layer, and at
+    once while it waits for its turn."""
 
     def __init__(
         self, model: _native.Model, pool: _native.ThreadPool, channel: Channel[Any]
     ) -> None:
         self._model, self._pool, self._channel = model, pool, channel
-        self._lock = threading.Lock()
         self._closed = False
-        self._jobs: queue.SimpleQueue[PrefillJob | None] = queue.SimpleQueue()
+        self._waiting: deque[PrefillJob] = deque()
+        self._busy = False  # a job is under way
+        self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="prefill", daemon=True)
         self._thread.start()
 
     def submit(self, job: PrefillJob) -> None:
-        """Queue a job. Raises EngineClosed after close()."""
-        with self._lock:
+        """Queue a job; it is told how many are before it. Raises EngineClosed after close()."""
+        with self._changed:
             if self._closed:
                 raise EngineClosed("the engine was closed")
-            self._jobs.put(job)
+            self._waiting.append(job)
+            if ahead := len(self._waiting) - 1 + self._busy:
+                job.progress(Queued(ahead=ahead))
+            self._changed.notify_all()
+
+    def drop_cancelled(self) -> None:
+        """End cancelled jobs that wait for their turn; from any thread."""
+        with self._changed:
+            dropped = []
+            for job in tuple(self._waiting):
+                # The collector may cancel another request right here, and call this once more.
+                if job.cancel.raised and job in self._waiting:
+                    self._waiting.remove(job)
+                    dropped.append(job)
+            if dropped:
+                self._tell_waiting()
+        for job in dropped:
+            self._channel.send(job.failed(None))
 
     def close(self) -> None:
         """Let queued jobs end, then the thread. Cancel them first to be quick."""
-        with self._lock:
+        with self._changed:
             self._closed = True
-            self._jobs.put(None)
+            self._changed.notify_all()
         if threading.current_thread() is not self._thread:  # the collector may run anywhere
             self._thread.join()
 
+    def _tell_waiting(self) -> None:
+        for ahead, job in enumerate(tuple(self._waiting), int(self._busy)):
+            if ahead:
+                job.progress(Queued(ahead=ahead))
+
+    def _next(self) -> PrefillJob | None:
+        """The job whose turn it is; None once the worker is closed and all are done."""
+        with self._changed:
+            self._busy = False
+            self._changed.wait_for(lambda: bool(self._waiting) or self._closed)
+            if not self._waiting:
+                return None
+            self._busy = True
+            job = self._waiting.popleft()
+            self._tell_waiting()
+        job.result.queued_seconds = time.perf_counter() - job.submitted_seconds
+        return job
+
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while (job := self._next()) is not None:
             try:
                 complete = self._prefill(job)
             except Exception as error:  # reported to whoever waits for the job

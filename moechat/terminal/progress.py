@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TextIO
 
-from moechat.events import PrefillProgress
+from moechat.events import PrefillProgress, Queued
 from moechat.terminal_size import terminal_size
 
 _SHOWN_AFTER_SECONDS = 1.0
@@ -18,8 +18,12 @@ class ProgressLine:
         self._is_terminal = stderr.isatty()
         self._shown_columns = 0
 
-    def update(self, event: PrefillProgress) -> None:
-        """Show ``event`` once the prefill has taken more than a second."""
+    def update(self, event: PrefillProgress | Queued) -> None:
+        """Show ``event``; of a prefill, once it has taken more than a second."""
+        if isinstance(event, Queued):
+            noun = "request" if event.ahead == 1 else "requests"
+            self.show(f"waiting for {event.ahead} {noun}")
+            return
         if not self._is_terminal or event.seconds <= _SHOWN_AFTER_SECONDS:
             return
         left = event.seconds * (event.num_layers - event.layers_done) / max(event.layers_done, 1)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from moechat.errors import MoechatError, PromptTooLong, Usage
-from moechat.events import Event, Finished, PrefillProgress
+from moechat.events import Event, Finished, PrefillProgress, Queued
 from moechat.folders import state_folder
 from moechat.terminal.commands import parse_command, valid_commands
 from moechat.terminal.editor import Editor
@@ -170,7 +170,7 @@ class Chat:
                     # A Ctrl-C before there was anything to cancel is made good here.
                     if self.interrupts.cancelled and not isinstance(event, Finished):
                         self.conversation.cancel()
-                    if isinstance(event, PrefillProgress):
+                    if isinstance(event, PrefillProgress | Queued):
                         progress.update(event)
                         continue
                     progress.erase()

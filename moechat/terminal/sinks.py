@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TextIO
 
 from moechat.errors import MoechatError
-from moechat.events import Event, Finished, PrefillProgress
+from moechat.events import Event, Finished, PrefillProgress, Queued
 from moechat.terminal.neutralise import one_line
 from moechat.terminal.plain_printer import PlainPrinter
 from moechat.terminal.progress import ProgressLine
@@ -70,7 +70,7 @@ class PlainSink:
 
     def write(self, event: Event) -> None:
         """Write one event."""
-        if isinstance(event, PrefillProgress):
+        if isinstance(event, PrefillProgress | Queued):
             self._progress.update(event)
             return
         self._progress.erase()

@@ -7,6 +7,8 @@ import json
 from moechat.events import Finished
 from moechat.sizes import size_text
 
+_SHOWN_QUEUED_SECONDS = 0.05
+
 
 def stats_rows(finished: Finished) -> list[tuple[str, str]]:
     """The counters of an answer for a person: what is counted, and the figures."""
@@ -24,6 +26,8 @@ def stats_rows(finished: Finished) -> list[tuple[str, str]]:
         share = 100 * stats.kv_bytes / stats.kv_native_bytes
         sent, native = size_text(stats.kv_bytes), size_text(stats.kv_native_bytes)
         prompt += f", KV {sent} of {native} ({share:.0f} %)"
+    if stats.queued_seconds >= _SHOWN_QUEUED_SECONDS:
+        prompt += f", after {stats.queued_seconds:.1f} s behind others"
     return [
         ("prompt", prompt),
         ("first token", f"{stats.first_token_seconds:.2f} s"),
@@ -48,6 +52,7 @@ def stats_json(finished: Finished) -> str:
             "cached_prompt_tokens": stats.cached_prompt_tokens,
             "prefill_seconds": round(stats.prefill_seconds, 6),
             "prefill_tokens_per_second": round(stats.prefill_tokens_per_second, 2),
+            "queued_seconds": round(stats.queued_seconds, 6),
             "first_token_seconds": round(stats.first_token_seconds, 6),
             "decode_tokens": stats.decode_tokens,
             "reasoning_tokens": stats.reasoning_tokens,

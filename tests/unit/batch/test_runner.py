@@ -1,8 +1,9 @@
 """Batches against a scripted conversation: order, errors, independence, interrupts."""
 
-import contextlib
 import io
 import json
+import threading
+import time
 from dataclasses import dataclass, field
 
 import pytest
@@ -52,17 +53,13 @@ class Echo:
 class NoInterrupt:
     requested = False
 
-    @contextlib.contextmanager
-    def cancels(self, cancel):
-        yield
-
 
 def run(text: bytes, conversation=None, interruption=None, **options):
     sink = io.BytesIO()
     outcome = run_batch(
         io.BytesIO(text),
         sink,
-        conversation or Echo(),
+        [conversation or Echo()],
         SamplingParams(),
         interruption or NoInterrupt(),
         **options,
@@ -137,7 +134,7 @@ def test_answer_is_written_before_the_next_line_is_read():
             seen.append(sink.getvalue().count(b"\n"))
             return next(self.lines)
 
-    run_batch(Source(), sink, Echo(), SamplingParams(), NoInterrupt())
+    run_batch(Source(), sink, [Echo()], SamplingParams(), NoInterrupt())
     assert seen == [0, 1, 2]
 
 
@@ -164,7 +161,7 @@ def test_interrupt_while_waiting_for_a_line_keeps_what_is_done():
             return line
 
     sink = io.BytesIO()
-    outcome = run_batch(Source(b"a\n"), sink, Echo(), SamplingParams(), NoInterrupt())
+    outcome = run_batch(Source(b"a\n"), sink, [Echo()], SamplingParams(), NoInterrupt())
     assert outcome.interrupted and outcome.next_line == 1
     assert json.loads(sink.getvalue())["text"] == "a!"
 
@@ -175,7 +172,7 @@ def test_closed_sink_ends_the_batch():
             raise BrokenPipeError
 
     with pytest.raises(BrokenPipeError):
-        run_batch(io.BytesIO(b"a\n"), Sink(), Echo(), SamplingParams(), NoInterrupt())
+        run_batch(io.BytesIO(b"a\n"), Sink(), [Echo()], SamplingParams(), NoInterrupt())
 
 
 def test_finished_events_are_reported():
@@ -192,6 +189,111 @@ def test_interrupt_during_a_write_is_after_it():
             interruption.requested = True
 
     sink = Sink()
-    outcome = run_batch(io.BytesIO(b"a\nb\n"), sink, Echo(), SamplingParams(), interruption)
+    outcome = run_batch(io.BytesIO(b"a\nb\n"), sink, [Echo()], SamplingParams(), interruption)
     assert sink.getvalue().count(b"\n") == outcome.num_results == outcome.next_line == 1
     assert outcome.interrupted
+
+
+class Gated(Echo):
+    """Answers a prompt only when its gate is open."""
+
+    def __init__(self, gates):
+        super().__init__()
+        self.gates = gates
+
+    def _events(self, text):
+        gate = self.gates.get(text)
+        while gate is not None and not gate.wait(0.01) and "cancel" not in self.calls:
+            pass
+        if "cancel" in self.calls:
+            yield Finished("cancelled", "", STATS)
+        else:
+            yield from super()._events(text)
+
+
+def test_results_keep_the_order_of_the_lines_whatever_ends_first():
+    gate = threading.Event()
+
+    class Last(Gated):
+        def ask_messages(self, turns, params):
+            if turns[-1].text == "e":
+                gate.set()
+            return super().ask_messages(turns, params)
+
+    sink = io.BytesIO()
+    conversations = [Last({"a": gate}) for _ in range(3)]
+    outcome = run_batch(
+        io.BytesIO(b"a\nlong\n\nc\nbug\ne\n"),
+        sink,
+        conversations,
+        SamplingParams(),
+        NoInterrupt(),
+    )
+    rows = [json.loads(line) for line in sink.getvalue().splitlines()]
+    assert [row["index"] for row in rows] == [0, 1, 3, 4, 5]
+    assert [row.get("text") for row in rows] == ["a!", None, "c!", None, "e!"]
+    assert (outcome.num_results, outcome.num_failed, outcome.next_line) == (5, 2, 6)
+
+
+def test_so_many_lines_are_answered_at_once():
+    barrier = threading.Barrier(3, timeout=10)
+
+    class Meeting(Echo):
+        def _events(self, text):
+            barrier.wait()
+            yield from super()._events(text)
+
+    sink = io.BytesIO()
+    conversations = [Meeting() for _ in range(3)]
+    run_batch(io.BytesIO(b"a\nb\nc\n"), sink, conversations, SamplingParams(), NoInterrupt())
+    assert [json.loads(line)["text"] for line in sink.getvalue().splitlines()] == ["a!", "b!", "c!"]
+    assert [len(conversation.asked) for conversation in conversations] == [1, 1, 1]
+
+
+def test_interrupt_cancels_all_that_are_under_way_and_drops_what_would_leave_a_hole():
+    interruption = NoInterrupt()
+    answered = threading.Event()
+
+    class Source(io.BytesIO):
+        def readline(self, size=-1):
+            line = super().readline(size)
+            if not line:
+                assert answered.wait(10)
+                while not sink.getvalue():
+                    time.sleep(0.001)
+                interruption.requested = True
+                raise KeyboardInterrupt
+            return line
+
+    class Watched(Gated):
+        def _events(self, text):
+            yield from super()._events(text)
+            if text == "c":
+                answered.set()
+
+    never = threading.Event()
+    sink = io.BytesIO()
+    conversations = [Watched({"b": never, "d": never}) for _ in range(4)]
+    source = Source(b"a\nb\nc\nd\n")
+    outcome = run_batch(source, sink, conversations, SamplingParams(), interruption)
+    rows = [json.loads(line) for line in sink.getvalue().splitlines()]
+    assert [row["index"] for row in rows] == [0]
+    assert outcome.interrupted and outcome.next_line == 1
+    assert sum("cancel" in conversation.calls for conversation in conversations) >= 2
+
+
+def test_a_failing_sink_cancels_the_others():
+    never = threading.Event()
+
+    class Sink(io.BytesIO):
+        def write(self, content):
+            raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        run_batch(
+            io.BytesIO(b"a\nb\nc\n"),
+            Sink(),
+            [Gated({"b": never, "c": never}) for _ in range(3)],
+            SamplingParams(),
+            NoInterrupt(),
+        )

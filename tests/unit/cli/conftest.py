@@ -8,6 +8,7 @@ import pytest
 
 from moechat.cli import run as run_module
 from moechat.cli.app import main
+from moechat.errors import DoesNotFit
 from moechat.events import Finished, Token, TurnStats
 from moechat.sample.params import SamplingParams
 
@@ -28,10 +29,18 @@ class ScriptedEngine:
         self.context_tokens = 4096
         self.notice = ""
         self.trained_context_tokens = 4096
+        self.fit = None
 
     def open(self, folder, **settings):
         self.folder, self.settings = folder, settings
         return self
+
+    def sessions_that_fit(self):
+        return self.fit
+
+    def admit(self, num_sessions):
+        if self.fit is not None and num_sessions > self.fit:
+            raise DoesNotFit(f"{num_sessions} conversations at once do not fit; {self.fit} would")
 
     def default_sampling(self):
         return SamplingParams(temperature=0.6, top_p=0.95)

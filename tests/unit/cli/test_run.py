@@ -246,7 +246,7 @@ def test_switches_reach_the_conversation(moechat, monkeypatch, switches):
     assert switches == []
     moechat("run", "mini", "--no-think", "q")
     moechat("run", "mini", "--think", "--batch", stdin=b"q\n")
-    assert switches == [("think", "off"), ("think", "on")]
+    assert switches == [("think", "off"), *[("think", "on")] * 4]
     seen = {}
 
     def chat(*_, **options):
