@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 from formats import bf16_bits
@@ -32,24 +34,39 @@ def random_rows(num_rows: int, width: int, bf16: bool, seed: int = 1) -> np.ndar
     return bf16_bits(rows) if bf16 else rows
 
 
+def inputs(
+    parts: tuple[tuple[int, int, str], ...], centred: int, bf16: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows, the chosen of them, and a centre of the first ``centred`` parts."""
+    rows = random_rows(40, parts[-1][0] + parts[-1][1], bf16)
+    width = sum(part[1] for part in parts[:centred])
+    centre = np.random.default_rng(2).standard_normal(width).astype(np.float16)
+    return rows, np.flatnonzero(np.arange(40) % 3), centre
+
+
+@cache
+def reference(
+    parts: tuple[tuple[int, int, str], ...], centred: int, bf16: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Payload, scales and decoded rows, once for all instruction sets."""
+    rows, chosen, centre = inputs(parts, centred, bf16)
+    payload, scales = encode(rows[chosen], list(parts), centre)
+    return payload, scales, decode(payload, scales, list(parts), centre, bf16)
+
+
 @pytest.mark.parametrize("bf16", [True, False])
 @pytest.mark.parametrize("centred", [0, 1, 2])
 @pytest.mark.parametrize("parts", PARTS, ids=str)
 def test_same_bytes_as_the_reference(isa: str, parts: Parts, centred: int, bf16: bool) -> None:
-    width = parts[-1][0] + parts[-1][1]
-    rows = random_rows(40, width, bf16)
-    centre = np.random.default_rng(2).standard_normal(parts[centred - 1][0] if centred else 0)
-    centre = centre.astype(np.float16)
-    chosen = np.flatnonzero(np.arange(40) % 3)
+    rows, chosen, centre = inputs(tuple(parts), centred, bf16)
     payload, scales = _native.kv_encode(rows, chosen, parts, centre)
-    wanted_payload, wanted_scales = encode(rows[chosen], parts, centre)
+    wanted_payload, wanted_scales, wanted = reference(tuple(parts), centred, bf16)
     assert payload.dtype == np.uint8 and scales.dtype == np.float16
     assert payload.tobytes() == wanted_payload.tobytes()
     assert scales.tobytes() == wanted_scales.tobytes()
 
     out = np.full_like(rows, 7)
     _native.kv_decode(payload, scales, parts, centre, out, chosen)
-    wanted = decode(payload, scales, parts, centre, bf16)
     assert out[chosen].tobytes() == wanted.tobytes()
     assert np.all(out[np.arange(40) % 3 == 0] == 7)
 
