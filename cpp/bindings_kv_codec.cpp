@@ -1,6 +1,7 @@
 // Binding of the KV codec: rows of a layer, chosen by number, to the bytes of one tier and back.
 #include <algorithm>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -59,7 +60,8 @@ Rows parse_rows(const py::array& array) {
   check(bf16 || is_type(array, 'f', 4), "rows must be uint16 (BF16) or float32");
   const int64_t bytes = bf16 ? 2 : 4;
   check(array.ndim() == 2 && array.shape(1) >= 1 && array.shape(1) <= kMaxRowElements &&
-            (array.shape(1) == 1 || array.strides(1) == bytes) && array.strides(0) % bytes == 0 &&
+            (array.size() < 2 || array.shape(1) == 1 || array.strides(1) == bytes) &&
+            (array.size() < 2 || array.strides(0) % bytes == 0) &&
             reinterpret_cast<uintptr_t>(array.data()) % bytes == 0,
         "rows must be [n, width], each row contiguous");
   return {static_cast<char*>(const_cast<void*>(array.data())), array.strides(0), array.shape(0),
@@ -169,7 +171,8 @@ py::array kv_centre(const py::array& rows, const py::array& chosen, int64_t widt
   for (int64_t i = 0; i < count; ++i)
     kernels.add(from.row(numbers[i]), from.bf16, width, sums.data());
   for (int64_t i = 0; i < width; ++i) {
-    means[i] = f32_to_f16(sums[static_cast<size_t>(i)] / static_cast<float>(std::max<int64_t>(count, 1)));
+    const float total = sums[static_cast<size_t>(i)];
+    means[i] = f32_to_f16(total / static_cast<float>(std::max<int64_t>(count, 1)));
     if ((means[i] & 0x7c00u) == 0x7c00u)
       throw Status("kv-not-encodable",
                    "channel " + std::to_string(i) + " has a mean that is not finite or too large");

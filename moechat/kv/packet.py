@@ -119,9 +119,8 @@ def encode_packet(
             str(error.args[1]),
             "Native precision carries them unchanged",
         ) from error
-    if counts[DROPPED]:
-        kept = tiers != DROPPED
-        positions, tiers = positions[kept], tiers[kept]
+    kept = tiers != DROPPED
+    positions, tiers = positions[kept], tiers[kept]
     return _sealed(session, epoch, layer, positions, tiers, payload, scales, centre)
 
 
@@ -234,6 +233,8 @@ def _structure_damage(packet: KVPacket) -> str:
         return "it has not one tier a token"
     if not _is_array(packet.centre, np.float16, 1):
         return "its centre is not float16 [elements]"
+    if not isinstance(packet.payload, dict) or not isinstance(packet.scales, dict):
+        return "its tiers are not told apart"
     known = {int(tier) for tier in Tier}
     if not set(packet.payload) <= known or not set(packet.scales) <= known:
         return "it holds an unknown tier"

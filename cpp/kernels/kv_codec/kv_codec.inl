@@ -174,8 +174,8 @@ inline bool decode_row(const KVRowCode& code, const uint8_t* payload, const uint
     } else {
       if ((*scales & 0x7c00u) == 0x7c00u) return false;
       const float scale = f16_to_f32(*scales++);
-      const float* centre = code.centre + part.begin;
       const bool centred = part.begin + part.width <= code.num_centred;
+      const float* centre = centred ? code.centre + part.begin : nullptr;
       if (part.code == KVCode::kInt8)
         centred ? decode_int8<true>(payload, part.width, scale, centre, to)
                 : decode_int8<false>(payload, part.width, scale, centre, to);

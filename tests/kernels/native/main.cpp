@@ -7,6 +7,7 @@ void test_threads();
 void test_hot_path();
 void test_nodes();
 void test_compact_copy();
+void test_kv_codec();
 
 int main() {
   test_sampler();
@@ -14,6 +15,7 @@ int main() {
   test_threads();
   test_nodes();
   test_compact_copy();
+  test_kv_codec();
   test_hot_path();
   std::printf("native tests: %d failures\n", moechat_test::failures);
   return moechat_test::failures == 0 ? 0 : 1;
