@@ -44,7 +44,7 @@ def run(
     resident: options.Resident = False,
     compute: options.Compute = "bf16",
     kv: options.KV = "native",
-    kv_budget: options.KVBudget = 0.5,
+    kv_budget: options.KVBudget = None,
     speculate: options.Speculate = False,
     plain: options.Plain = False,
     stats: options.Stats = None,
@@ -97,10 +97,11 @@ def run(
         "compute": compute,
         "threads": threads,
         "kv": kv,
-        "kv_budget": kv_budget,
         "context_tokens": ctx,
         "speculate": speculate,
     }
+    if kv_budget is not None:
+        settings["kv_budget"] = kv_budget
     with Interrupt() as interrupt:
         text = "" if chat or batch else _read_prompt(prompt)
         open_ = _open_resident if resident else open_engine
