@@ -70,7 +70,7 @@ def test_native_is_what_prefill_computed_bit_for_bit(pipeline_oracle, open_engin
 @pytest.mark.parametrize("name", NAMES)
 def test_bytes_sent_are_bytes_reported(name, pipeline_oracle, open_engine, monkeypatch):
     if name == "k8v4" and "deepseek" in pipeline_oracle.name:
-        with pytest.raises(BadParameter, match="k8v4"):  # latent attention has no values
+        with pytest.raises(BadParameter):  # latent attention has no values
             open_engine(pipeline_oracle, kv=name)
         return
     engine = open_engine(pipeline_oracle, kv=name, kv_budget=0.4)
