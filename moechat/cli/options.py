@@ -254,13 +254,14 @@ KV = Annotated[
     ),
 ]
 KVBudget = Annotated[
-    float,
+    float | None,
     typer.Option(
         "--kv-budget",
         parser=_kv_budget,
         metavar="NUMBER",
         help="What spectrum, pdtrim and snapkv may send, of 2 bytes an element. Range: above 0, "
-        "up to 1.",
+        "up to 1. Default: 0.5.",
+        show_default=False,
     ),
 ]
 Speculate = Annotated[

@@ -44,7 +44,7 @@ def run(
     resident: options.Resident = False,
     compute: options.Compute = "bf16",
     kv: options.KV = "native",
-    kv_budget: options.KVBudget = 0.5,
+    kv_budget: options.KVBudget = None,
     speculate: options.Speculate = False,
     plain: options.Plain = False,
     stats: options.Stats = None,

@@ -21,7 +21,7 @@ from moechat.kv.packet import KVPacket
 
 @dataclass(frozen=True)
 class Truncate:
-    """Keep the first slots of a cache. ``done`` is called on the decode thread."""
+    """Keep a cache's tokens below a position. ``done`` is called on the decode thread."""
 
     cache: KVCache
     position: int
@@ -33,7 +33,7 @@ class StepLast:
     """Step one token at ``position``, logits [vocab] to ``done``; token None: only wait for KV."""
 
     cache: KVCache
-    position: int  # slots that every layer must hold by then
+    position: int  # tokens whose KV every layer must have by then
     token: int | None
     done: Callable[[NDArray[np.float32] | None, Exception | None], None]
 
@@ -57,7 +57,7 @@ class DecodeStart:
     """
 
     cache: KVCache
-    position: int  # slots that every layer must hold by then
+    position: int  # tokens whose KV every layer must have by then
     sampler: _native.Sampler
     queue: _native.TokenQueue
     cancel: _native.CancelFlag
@@ -210,14 +210,16 @@ class DecodeWorker:
             self._refused[packet.session] = error
 
     def _check_arrived(self, cache: KVCache, position: int) -> None:
-        """Raise what kept a packet out, or PacketRefused unless all slots have arrived."""
+        """Raise what kept a packet out, or PacketRefused unless all KV has arrived."""
         refused = self._refused.pop(cache.session, None)
         if refused is not None:
             raise refused
         if cache.holds(position):
             cache.settle()
         else:
-            raise PacketRefused("KV packets are missing", f"the cache lacks slots below {position}")
+            raise PacketRefused(
+                "KV packets are missing", f"tokens below {position} lack"
+            )
 
     def _step_last(self, message: StepLast) -> None:
         cache = message.cache

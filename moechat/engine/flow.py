@@ -179,7 +179,7 @@ def _prefill(
         engine.decode.channel.send(then)
         return
 
-    inbox, first_slot = handle.inbox, len(session.cache)
+    inbox, cached = handle.inbox, len(session.cache)
 
     def prefilled(result: PrefillResult) -> Control:
         inbox.put(result)
@@ -187,7 +187,7 @@ def _prefill(
 
     def failed(error: Exception | None) -> Control:
         # The message drops what has arrived so far; only then may the session go on.
-        return Truncate(session.cache, first_slot, lambda: inbox.put(Failed(error)))
+        return Truncate(session.cache, cached, lambda: inbox.put(Failed(error)))
 
     engine.prefill.submit(
         PrefillJob(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from moechat.errors import BadParameter
 from moechat.kv.layout import KVLayout
 from moechat.kv.policy import KVPolicy, make_policy
 from moechat.models.spec import ModelSpec
@@ -16,13 +15,8 @@ _TOKENS = 256  # of the prefill that is timed
 
 
 def named_policy(name: str, budget: float, spec: ModelSpec) -> KVPolicy:
-    """The policy of a name, "auto" being native at first. BadParameter when it does not fit."""
-    policy = make_policy("native" if name == "auto" else name, budget, KVLayout.of(spec))
-    try:
-        policy.tiers(0, 0, 1, None)
-    except ValueError as error:  # a tier that this kind of attention has not
-        raise BadParameter(f"the KV policy {name} does not fit this model", str(error)) from error
-    return policy
+    """The policy of a name, "auto" being native at first. BadParameter as make_policy."""
+    return make_policy("native" if name == "auto" else name, budget, KVLayout.of(spec))
 
 
 def choose_policy(engine: Engine, budget: float, link_bytes_per_second: float | None) -> KVPolicy:

@@ -22,7 +22,7 @@ class LayerOutput:
 
 
 class CpuPrefill:
-    """One span of new tokens after the slots that ``cache`` already holds."""
+    """One span of new tokens after those that ``cache`` already holds, kept or dropped."""
 
     def __init__(
         self, model: _native.Model, pool: _native.ThreadPool, cache: KVCache, ids: list[int]

@@ -104,6 +104,14 @@ def test_drafts_are_counted_where_there_were_any():
     assert (counters["drafted"], counters["accepted"]) == (7, 4)
 
 
+def test_kv_bytes_are_told_where_the_path_is_lossy():
+    assert "KV" not in run("x", stats="line")[1]
+    stats = TurnStats(20, 5, 0.5, kv_bytes=400_000, kv_native_bytes=1_600_000)
+    assert "40 tok/s, KV 400 kB of 1.6 MB (25 %); first" in stats_line(Finished("stop", "", stats))
+    counters = json.loads(stats_json(Finished("stop", "", stats)))
+    assert (counters["kv_bytes"], counters["kv_native_bytes"]) == (400_000, 1_600_000)
+
+
 def test_no_prefill_rate_without_a_prefill():
     assert "9 cached tokens; first token" in stats_line(Finished("stop", "", TurnStats(1, 9)))
 

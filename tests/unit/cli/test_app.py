@@ -12,11 +12,11 @@ SURFACE = {
     "run": "model prompt --temperature --top-k --top-p --min-p --repetition-penalty "
     "--presence-penalty --seed --stop --max-tokens --system --system-file "
     "--think --no-think --reasoning-effort --ctx --threads --resident "
-    "--compute --kv --speculate --plain --stats --no-history --batch --concurrency --debug",
+    "--compute --kv --kv-budget --speculate --plain --stats --no-history --batch --concurrency --debug",
     "batch": "file --model --concurrency --temperature --top-k --top-p --min-p "
     "--repetition-penalty --presence-penalty --seed --stop --max-tokens --system --system-file "
     "--think --no-think --reasoning-effort --ctx --threads --resident "
-    "--compute --kv --speculate --stats --debug",
+    "--compute --kv --kv-budget --speculate --stats --debug",
     "list": "--json --debug",
     "show": "model --json --debug",
     "quantize": "source target --to --json --debug",

@@ -7,8 +7,10 @@ import signal
 import pytest
 
 from moechat.cli import run as run_module
+from moechat.cli.options import KV_POLICIES
 from moechat.errors import NonFiniteLogits, PromptTooLong, Usage
 from moechat.events import Token
+from moechat.kv.policy import NAMES
 
 QUESTION = "What is the capital of Norway?"
 
@@ -158,7 +160,10 @@ def test_engine_flags_reach_the_engine(moechat):
         ("--ctx", "0"),
         ("--threads", "0"),
         ("--compute", "fp4"),
-        ("--kv", "int4"),
+        ("--kv-budget", "0"),
+        ("--kv-budget", "1.1"),
+        ("--kv-budget", "nan"),
+        ("--kv-budget", "much"),
         ("--kv", "nonsense"),
         ("--stats", "all"),
         ("--reasoning-effort", "extreme"),
@@ -169,14 +174,17 @@ def test_bad_flag_value_is_one_line_that_names_the_flag(moechat, flag, value):
     assert (result.code, result.stdout) == (2, "")
     assert result.stderr.count("\n") == 1
     assert flag in result.stderr
-    words = ("allowed: ", "not one of ", "does not work in this version")
+    words = ("allowed: ", "not one of ")
     assert any(word in result.stderr for word in words)
     assert moechat.engine.folder is None
 
 
-def test_lossy_kv_is_refused_plainly(moechat):
-    result = moechat("run", "mini", "--kv", "spectrum", "q")
-    assert "does not work in this version" in result.stderr
+@pytest.mark.parametrize("policy", KV_POLICIES)
+def test_the_kv_policy_reaches_the_engine(moechat, policy):
+    moechat("run", "mini", "--kv", policy, "--kv-budget", "0.3", "q")
+    settings = moechat.engine.settings
+    assert (settings["kv"], settings["kv_budget"]) == (policy, 0.3)
+    assert {*KV_POLICIES} == {"auto", *NAMES}
 
 
 def test_system_text_comes_from_the_flag_or_a_file(moechat, tmp_path):
