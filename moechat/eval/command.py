@@ -145,7 +145,14 @@ def run_kv(
             trials = _trials(engine, needles, sentences)
             with outcome.measuring():
                 measure_policies(
-                    engine, policies, pieces, scoring.scored_tokens, trials, table, line.show
+                    engine,
+                    policies,
+                    pieces,
+                    scoring.scored_tokens,
+                    trials,
+                    table,
+                    outcome.notes,
+                    line.show,
                 )
     rows = report.kv_rows(table)
     if not rows and outcome.interrupted:

@@ -40,12 +40,22 @@ def measure_policies(
     scored_tokens: int,
     trials: Sequence[Trial],
     rows: list[Row],
+    notes: list[str],
     show: Show,
 ) -> None:
-    """Append to ``rows``. ``windows``: ids, of which the last is only predicted."""
+    """Append to ``rows``. ``windows``: ids, of which the last is only predicted.
+
+    A policy that cannot code this model's KV is left out, with a note.
+    """
     session = engine.session()
     for policy in policies:
-        engine.kv_policy = policy.make(engine.spec)
+        try:
+            made = policy.make(engine.spec)
+            made.tiers(0, 0, 1)
+        except ValueError as error:
+            notes.append(f"{policy.label} is left out: {error}")
+            continue
+        engine.kv_policy = made
         row = Row(policy)
         rows.append(row)
         for number, ids in enumerate(windows, 1):

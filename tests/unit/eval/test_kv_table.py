@@ -1,0 +1,176 @@
+"""``eval kv`` by its protocol: what crosses, what is scored, what is counted, what is compared."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from xml.etree import ElementTree
+
+import pytest
+from fake_engine import FakeEngine
+
+from moechat.errors import Usage
+from moechat.eval.kv import measure_policies
+from moechat.eval.needle import Trial
+from moechat.eval.picture import quality_over_bytes
+from moechat.eval.policies import NAMES, Policy, policies_of
+from moechat.eval.report import kv_rows, kv_text, label
+
+IDS = list(range(10, 31))  # a window of 20 and the token after it
+TRIAL = Trial(8, 50.0, "777", [0, 1, 40, 41], [42, 43, 2])
+POLICIES = [Policy("native"), Policy("int4"), Policy("pdtrim", 0.5)]
+MADE = {
+    "native": SimpleNamespace(bytes=8, logit=6.0, tiers=lambda *_: None),
+    "int4": SimpleNamespace(bytes=2, logit=5.0, tiers=lambda *_: None),
+    "pdtrim": SimpleNamespace(bytes=4, logit=4.0, tiers=lambda *_: None),
+}
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    monkeypatch.setattr(Policy, "make", lambda policy, spec: MADE[policy.name])
+    right = {"native": "It is 777", "int4": "It is 777", "pdtrim": "It is 0"}
+    names = {id(made): name for name, made in MADE.items()}
+    return FakeEngine(lambda session: right[names[id(session.engine.kv_policy)]])
+
+
+def measure(engine, windows=(IDS, IDS), trials=(TRIAL,), rows=None):
+    rows, notes = [] if rows is None else rows, []
+    measure_policies(engine, POLICIES, windows, 5, trials, rows, notes, lambda line: None)
+    return rows, notes
+
+
+def test_the_first_tokens_cross_and_the_last_are_scored_in_one_go(engine):
+    measure(engine, windows=[IDS])
+    (session,) = engine.sessions
+    assert session.calls[:3] == [
+        ("rewind", 0),
+        (None, IDS[:15]),
+        ("all", IDS[15:20]),  # predicts IDS[16:]: five tokens
+    ]
+    assert session.calls[3:5] == [("rewind", 0), (None, TRIAL.document_ids)]
+    assert session.closed
+
+
+def test_only_what_crossed_is_counted(engine):
+    rows, _ = measure(engine)
+    crossed = 2 * 15 + 4
+    assert [row.traffic.tokens for row in rows] == [crossed] * 3
+    assert [row.traffic.num_bytes for row in rows] == [8 * crossed, 2 * crossed, 4 * crossed]
+    assert all(row.traffic.native_bytes == 8 * crossed for row in rows)
+    assert rows[0].traffic.decode_seconds == pytest.approx(2e-6 * crossed)
+    assert all(window.tokens == 5 for row in rows for window in row.windows)
+
+
+def test_rows_compare_quality_with_native(engine):
+    rows = kv_rows(measure(engine)[0])
+    native, int4, pdtrim = rows
+    assert (native["perplexity_change_percent"], native["sent_of_fp16"]) == (0, 1)
+    assert int4["sent_of_fp16"] == 0.25 and int4["sent_bytes_per_token"] == 2
+    assert 0 < int4["perplexity_change_percent"] < pdtrim["perplexity_change_percent"]
+    ratio = int4["perplexity"] / native["perplexity"]
+    assert int4["perplexity_change_percent"] == pytest.approx(100 * (ratio - 1))
+    assert [row["needles"][0]["found"] for row in rows] == [1, 1, 0]
+    miss = {"depth_percent": 50.0, "code": "777", "answer": "It is 0"}
+    assert pdtrim["needles"] == [{"length_tokens": 8, "trials": 1, "found": 0, "misses": [miss]}]
+
+
+def test_a_policy_that_cannot_code_the_model_is_left_out(engine, monkeypatch):
+    def refuse(*_):
+        raise ValueError("no such tier here")
+
+    refusing = SimpleNamespace(tiers=refuse)
+    monkeypatch.setitem(MADE, "int4", refusing)
+    rows, notes = measure(engine)
+    assert [row.policy.name for row in rows] == ["native", "pdtrim"]
+    assert notes == ["int4 is left out: no such tier here"]
+
+
+def test_what_was_measured_before_an_interruption_stays(engine):
+    calls = 0
+
+    def check(session):
+        nonlocal calls
+        calls += 1
+        if calls == 9:  # int4's second window is scored; 4 of native, 1 + 2 of its needle, then 2
+            raise KeyboardInterrupt
+
+    engine.check = check
+    rows = []
+    with pytest.raises(KeyboardInterrupt):
+        measure(engine, rows=rows, trials=())
+    shown = kv_rows(rows)
+    assert [row["policy"] for row in shown] == ["native", "int4"]
+    assert [row["windows"] for row in shown] == [2, 2]
+    rows[1].windows.pop()
+    assert kv_rows(rows)[1]["perplexity_change_percent"] > 0  # against native's first window
+
+
+def test_policies_are_ordered_native_first_and_have_budgets_where_they_use_them():
+    chosen = policies_of(["pdtrim", "int4-centred", "int4"], [0.5, 0.3])
+    assert [policy.label for policy in chosen] == [
+        *("native", "int4-centred", "int4", "pdtrim 0.5", "pdtrim 0.3"),
+    ]
+    assert [policy.name for policy in policies_of(NAMES, [0.5])] == list(NAMES)
+
+
+@pytest.mark.parametrize("name", ["", "int3", "int4-", "int4-odd", "-plain", "Int4"])
+def test_other_names_are_no_policies(name):
+    with pytest.raises(Usage, match="--policies"):
+        policies_of([name], [0.5])
+
+
+@pytest.mark.parametrize("name", [*NAMES, "int4-centred", "spectrum4-plain"])
+def test_every_name_makes_a_policy(name):
+    pytest.importorskip("moechat.kv.policy")
+    from moechat.kv.layout import KVLayout, Part
+
+    halves = (Part(0, 8, "key"), Part(8, 8, "value"))
+    policy = Policy(name, 0.5)
+    layout = KVLayout(halves)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(KVLayout, "of", lambda spec: layout)
+        made = policy.make(None)
+    base = name.partition("-")[0]
+    assert made.name == ("spectrum" if base.startswith("spectrum") else base)
+    if "-" in name:
+        assert made.centre_keys == name.endswith("centred")
+
+
+def report_of(engine, **more):
+    return {
+        "model": "fake",
+        "compute": "bf16",
+        "threads": 1,
+        "machine": {"cpu": "a <cpu>"},
+        "notes": [],
+        "rows": kv_rows(measure(engine, **more)[0]),
+    }
+
+
+def test_the_picture_has_a_line_a_policy(engine):
+    report = report_of(engine)
+    report["rows"].append(report["rows"][2] | {"budget": 0.3, "sent_of_fp16": 0.3})
+    root = ElementTree.fromstring(quality_over_bytes(report).svg())
+    texts = {element.text for element in root.iter() if element.text}
+    assert {"native", "int4", "pdtrim", "needles found, %, over bytes"} <= texts
+    hints = [text for text in texts if " of FP16, " in text]
+    assert {hint.split(":")[0] for hint in hints} == {label(row) for row in report["rows"]}
+    lines = [e for e in root.iter() if e.tag.endswith("polyline") and "series" in e.get("class")]
+    assert [line.get("class") for line in lines] == ["series2"] * 2  # one a chart, of pdtrim
+    width, height = float(root.get("width")), float(root.get("height"))
+    for rectangle in root.iter("{http://www.w3.org/2000/svg}rect"):
+        if rectangle.get("x"):
+            assert 0 <= float(rectangle.get("x")) < width
+            assert 0 <= float(rectangle.get("y")) < height
+
+
+@pytest.mark.parametrize("more", [{"trials": ()}, {"windows": ()}])
+def test_half_a_measurement_is_shown_too(engine, more):
+    report = report_of(engine, **more)
+    ElementTree.fromstring(quality_over_bytes(report).svg())
+    assert [type(item).__name__ for item in kv_text(report)][-1] == "Table"
+
+
+def test_the_text_fits_a_terminal(engine):
+    for item in kv_text(report_of(engine))[1:]:
+        assert sum(max(map(len, column)) + 2 for column in zip(item.head, *item.rows)) <= 80

@@ -1,0 +1,69 @@
+"""Perplexity of files: every token once, windows and chats apart."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from fake_engine import FakeEngine
+
+from moechat.errors import Usage
+from moechat.eval.ppl import PIECE_TOKENS, Perplexity, measure_perplexity
+from moechat.eval.texts import Source
+from moechat.messages import Turn
+
+SHARE = math.exp(5) / (math.exp(5) + 499)  # what a fake session gives the token that it expects
+REST = 1 / (math.exp(5) + 499)
+
+
+def measure(engine, source, window=2048, limit=None):
+    found = Perplexity()
+    measure_perplexity(engine, source, window, limit, found, lambda line: None)
+    return found
+
+
+def words(count):
+    return " ".join(f"w{number}" for number in range(count))
+
+
+def test_a_text_is_scored_in_windows_behind_the_first_token():
+    engine = FakeEngine()
+    found = measure(engine, Source(text=words(60)), window=21)
+    assert (found.unit, found.num_windows, found.total.tokens) == ("window", 3, 59)
+    # New words get rising ids, each the one that the fake expects.
+    assert found.total.perplexity == pytest.approx(1 / SHARE)
+    (session,) = engine.sessions
+    starts = [call for call in session.calls if call[0] is None]
+    assert starts == [(None, [0])] * 3 and session.closed
+
+
+def test_long_windows_are_read_in_pieces():
+    engine = FakeEngine()
+    engine.text.bos = False
+    found = measure(engine, Source(text=words(PIECE_TOKENS + 50)))
+    pieces = [len(ids) for logits, ids in engine.sessions[0].calls if logits == "all"]
+    assert pieces == [PIECE_TOKENS, 49] and found.total.tokens == PIECE_TOKENS + 49
+    assert found.total.perplexity == pytest.approx(1 / SHARE)
+
+
+def test_chats_are_scored_whole_and_alone():
+    engine = FakeEngine(context_tokens=8)
+    chat = [Turn("user", "a b"), Turn("assistant", "c")]  # <bos> <user> a b <reply> c
+    long = [Turn("user", words(10))]
+    found = measure(engine, Source(conversations=(chat, long, chat)))
+    assert (found.unit, found.num_windows, found.too_long) == ("chat", 2, 1)
+    assert found.total.tokens == 10
+    likely, all_of_them = 2, 5  # <bos> <user>, a b; the others are surprises
+    nats = -likely * math.log(SHARE) - (all_of_them - likely) * math.log(REST)
+    assert found.windows[0].nats == pytest.approx(nats)
+    assert [call for call in engine.sessions[0].calls if call[0] == "rewind"] == [("rewind", 0)] * 2
+
+
+def test_a_limit_of_windows():
+    assert measure(FakeEngine(), Source(text=words(60)), window=21, limit=2).num_windows == 2
+
+
+def test_a_text_without_a_second_token_is_an_error():
+    for source in (Source(text="one"), Source(conversations=([Turn("user", words(5000))],))):
+        with pytest.raises(Usage, match="nothing to measure"):
+            measure(FakeEngine(), source)
