@@ -179,15 +179,15 @@ class Engine:
 
     def sessions_that_fit(self) -> int | None:
         """Sessions whose KV caches fit the free memory at the full context; None: unknown."""
-        return admission.sessions_that_fit(self._session_bytes, free_memory_bytes())
+        return admission.sessions_that_fit(self.session_bytes, free_memory_bytes())
 
     def admit(self, num_sessions: int) -> None:
         """Raise DoesNotFit, which says how many do, unless so many new sessions fit."""
         free_bytes = free_memory_bytes()
-        admission.admit(num_sessions, self._session_bytes, self.context_tokens, free_bytes)
+        admission.admit(num_sessions, self.session_bytes, self.context_tokens, free_bytes)
 
     @property
-    def _session_bytes(self) -> int:
+    def session_bytes(self) -> int:
         return admission.session_bytes(self.spec, self.compute, self.context_tokens, self.speculate)
 
     def submit(self, request: ExtendRequest | GenerateRequest) -> Handle:
