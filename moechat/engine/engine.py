@@ -50,6 +50,7 @@ class Engine:
         channel_packets: int = CHANNEL_PACKETS,
         speculate: bool = False,
         resident: bool = False,
+        decode_share: float = 0.5,
         nodes: Nodes | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -71,6 +72,7 @@ class Engine:
             pool = _native.ThreadPool(
                 _native.available_cpus() if threads is None else threads, nodes, pin=resident
             )
+            pool.set_decode_share(decode_share)
         except _native.NativeError as error:
             raise from_native(*error.args) from error
         self.threads, self.pool = pool.num_threads, pool
@@ -103,6 +105,7 @@ class Engine:
         context_tokens: int | None = None,
         speculate: bool = False,
         resident: bool = False,
+        decode_share: float = 0.5,
         progress: Progress | None = None,
     ) -> Engine:
         """Open a registry name, a folder in Hugging Face layout, or a GGUF file.
@@ -111,7 +114,8 @@ class Engine:
         trained length. ``speculate`` drafts tokens with the model's multi-token-prediction layer:
         the same text, at another speed; BadParameter when the model has none. ``resident`` copies
         the MLPs into huge pages, a share to each NUMA node, and calls ``progress(bytes done, bytes
-        in all)`` meanwhile. Raises ModelNotFound, CheckpointDamaged, ArchitectureUnsupported,
+        in all)`` meanwhile. ``decode_share``, between 0 and 1, is what decode gets of the threads
+        while a prompt is prefilled at the same time. Raises ModelNotFound, CheckpointDamaged, ArchitectureUnsupported,
         BadParameter, DoesNotFit.
         """
         _choice("compute", compute, ("bf16", "exact"))
@@ -126,6 +130,7 @@ class Engine:
             context_tokens=context_tokens,
             speculate=speculate,
             resident=resident,
+            decode_share=decode_share,
             progress=progress,
         )
 
@@ -188,6 +193,7 @@ class Engine:
 
     @property
     def session_bytes(self) -> int:
+        """KV bytes of a session whose context is full."""
         return admission.session_bytes(self.spec, self.compute, self.context_tokens, self.speculate)
 
     def submit(self, request: ExtendRequest | GenerateRequest) -> Handle:
