@@ -95,6 +95,8 @@ void register_experts(py::module_& m) {
       .def_property_readonly("num_threads", &ThreadPool::num_threads)
       .def_property_readonly(
           "num_nodes", [](const ThreadPool& self) { return self.topology().num_nodes(); })
+      .def("set_decode_share", &ThreadPool::set_decode_share, py::arg("share"),
+           "What decode gets of the workers while prefill works as well, between 0 and 1.")
       .def("set_profiling", &ThreadPool::set_profiling, py::arg("on"),
            "Start or stop keeping times of phases; call while nothing runs.")
       .def("profile", &profile, py::arg("priority"),

@@ -209,7 +209,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=("prefill", "together"))
     asked = parser.parse_args()
-    with model_path(asked) as path, Engine.open(path, threads=asked.threads) as engine:
+    with (
+        model_path(asked) as path,
+        Engine.open(path, threads=asked.threads, decode_share=asked.share) as engine,
+    ):
         print(f"{Path(asked.model).name}, {asked.threads} threads")
         if asked.only != "together":
             beside_prefill(engine, asked)

@@ -2,9 +2,11 @@
 #pragma once
 #include <linux/futex.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <exception>
 #include <limits>
 #include <vector>
@@ -14,8 +16,14 @@
 
 namespace moechat {
 
-inline void futex_wait(std::atomic<uint32_t>& word, uint32_t expected) {
-  syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, expected, nullptr, nullptr, 0);
+constexpr auto kForever = std::chrono::nanoseconds::max();
+
+inline void futex_wait(std::atomic<uint32_t>& word, uint32_t expected,
+                       std::chrono::nanoseconds at_most = kForever) {
+  const timespec limit{static_cast<time_t>(at_most.count() / 1000000000),
+                       static_cast<long>(at_most.count() % 1000000000)};
+  syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, expected, at_most == kForever ? nullptr : &limit,
+          nullptr, 0);
 }
 
 inline void futex_wake(std::atomic<uint32_t>& word, int count) {
@@ -73,6 +81,7 @@ struct Slot {
       futex_wait(serving, now);
   }
 
+  bool runs() const { return state.load(std::memory_order_seq_cst) != kFinished; }
   bool has_task() const {
     for (int n = 0; n < num_nodes; ++n) {
       const uint64_t word = claims[n].word.load(std::memory_order_seq_cst);

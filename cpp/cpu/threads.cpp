@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "common/status.h"
+#include "cpu/division.h"
 #include "cpu/features.h"
 #include "cpu/job_slot.h"
 #include "kernels/matmul/matmul.h"
@@ -65,11 +66,14 @@ struct ThreadPool::Impl {
   void bind(int worker, bool pin) const;
   void work(int worker);
   bool run_task(int worker);
-  void sleep();
+  bool run_task_of(Slot& slot, int worker, bool both);
+  void sleep(int worker);
   void join();
-  bool anything_to_do() const {
-    return stopping.load() || slots[0].has_task() || slots[1].has_task();
+  bool anything_to_do(int worker) const {
+    return stopping.load() || slots[0].has_task() ||
+           (slots[1].has_task() && !(division.decode_only(worker) && both_work()));
   }
+  bool both_work() const { return slots[1].runs() && division.decode_works(); }
 
   const int num_threads;
   const Topology topology;
@@ -79,6 +83,7 @@ struct ThreadPool::Impl {
   uint8_t* scratch = nullptr;  // of every worker: kMatmulScratchBytes, then its kept inputs
   std::vector<KeptInputs> kept_inputs;  // [worker][place]
   Slot slots[kNumPriorities];
+  Division division;
   alignas(kLine) std::atomic<uint32_t> wake_serial{0};  // sleeping workers wait for it to move
   std::atomic<int> sleepers{0};
   std::atomic<bool> stopping{false};
@@ -89,7 +94,8 @@ ThreadPool::Impl::Impl(int count, const Topology& where, bool pin)
     : num_threads(count),
       topology(where),
       nodes(where.nodes_of_workers(count)),
-      client_spins(count < available_cpus()) {
+      client_spins(count < available_cpus()),
+      division(count) {
   for (Slot& slot : slots) slot.num_nodes = topology.num_nodes();
   const size_t bytes = kWorkerBytes * static_cast<size_t>(count);
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
@@ -154,6 +160,7 @@ bool ThreadPool::Impl::run(Slot& slot, Job& job) {
   slot.complete = false;
   slot.failed.store(false);
   slot.cut.store(false);
+  if (&slot == &slots[0]) division.decode_begins();
   slot.state.store(Slot::kRunning);
   advance(slot, /*by_worker=*/false);
   const auto finished = [&slot] { return slot.state.load() == Slot::kFinished; };
@@ -165,6 +172,7 @@ bool ThreadPool::Impl::run(Slot& slot, Job& job) {
   const bool complete = slot.complete;
   const std::exception_ptr error = std::move(slot.error);
   slot.error = nullptr;
+  if (&slot == &slots[0]) division.decode_ends();
   slot.end_turn();
   if (error) std::rethrow_exception(error);
   return complete;
@@ -198,8 +206,9 @@ void ThreadPool::Impl::advance(Slot& slot, bool by_worker) {
     }
     slot.body = &phase.run;
     slot.publish(tasks, phase.node_begin);
-    // A worker takes the first decode task itself; prefill tasks it may leave to others.
-    wake_workers(by_worker && &slot == &slots[0] ? tasks - 1 : tasks);
+    // A worker takes the first decode task itself; prefill tasks it may leave to others. While both
+    // work, those who sleep may be the ones who do not take such tasks.
+    wake_workers(both_work() ? num_threads : by_worker && &slot == &slots[0] ? tasks - 1 : tasks);
     return;
   }
   if (slot.state.exchange(Slot::kFinished) == Slot::kClientSleeps) futex_wake(slot.state, 1);
@@ -216,37 +225,46 @@ void ThreadPool::Impl::work(int worker) {
   while (true) {
     while (run_task(worker)) {
     }
-    if (!spin_until([this] { return anything_to_do(); })) sleep();
+    if (!spin_until([this, worker] { return anything_to_do(worker); })) sleep(worker);
     if (stopping.load()) return;
   }
 }
 
-// One task of the most urgent job that has one.
+// One task of the job that comes first, or else of the other: decode's, unless both work and the
+// division says otherwise.
 bool ThreadPool::Impl::run_task(int worker) {
-  const int node = nodes[static_cast<size_t>(worker)];
-  for (Slot& slot : slots) {
-    const int64_t task = slot.claim_task(node);
-    if (task < 0) continue;
-    const Clock::time_point began = profiling ? Clock::now() : Clock::time_point{};
-    try {
-      if (!slot.cancelled()) (*slot.body)(task, worker);
-    } catch (...) {
-      slot.fail();
-    }
-    if (profiling)
-      slot.profiler.busy[static_cast<size_t>(worker)].seconds +=
-          seconds_between(began, Clock::now());
-    if (slot.remaining.fetch_sub(1, std::memory_order_acq_rel) == 1)
-      advance(slot, /*by_worker=*/true);
-    return true;
-  }
-  return false;
+  const bool both = both_work();
+  if (both && division.decode_only(worker)) return run_task_of(slots[0], worker, both);
+  const int first = both && division.prefill_first(worker) ? 1 : 0;
+  return run_task_of(slots[first], worker, both) || run_task_of(slots[1 - first], worker, both);
 }
 
-void ThreadPool::Impl::sleep() {
+bool ThreadPool::Impl::run_task_of(Slot& slot, int worker, bool both) {
+  const int64_t task = slot.claim_task(nodes[static_cast<size_t>(worker)]);
+  if (task < 0) return false;
+  const bool counted = both && division.divided(worker);
+  const bool timed = profiling || counted;
+  const Clock::time_point began = timed ? Clock::now() : Clock::time_point{};
+  try {
+    if (!slot.cancelled()) (*slot.body)(task, worker);
+  } catch (...) {
+    slot.fail();
+  }
+  const double seconds = timed ? seconds_between(began, Clock::now()) : 0;
+  if (profiling) slot.profiler.busy[static_cast<size_t>(worker)].seconds += seconds;
+  if (counted) division.count(worker, &slot == &slots[0], seconds);
+  if (slot.remaining.fetch_sub(1, std::memory_order_acq_rel) == 1)
+    advance(slot, /*by_worker=*/true);
+  return true;
+}
+
+void ThreadPool::Impl::sleep(int worker) {
   sleepers.fetch_add(1, std::memory_order_seq_cst);
   const uint32_t serial = wake_serial.load();
-  if (!anything_to_do()) futex_wait(wake_serial, serial);
+  // One who leaves prefill tasks to others looks again when decode may have ended: nobody tells.
+  const bool leaves_tasks = division.decode_only(worker) && slots[1].runs();
+  if (!anything_to_do(worker))
+    futex_wait(wake_serial, serial, leaves_tasks ? Division::kBetweenSteps : kForever);
   sleepers.fetch_sub(1, std::memory_order_seq_cst);
 }
 
@@ -266,6 +284,11 @@ const Topology& ThreadPool::topology() const { return impl_->topology; }
 
 bool ThreadPool::run(Priority priority, Job& job) {
   return impl_->run(impl_->slots[static_cast<int>(priority)], job);
+}
+
+void ThreadPool::set_decode_share(double share) {
+  if (!(share > 0 && share < 1)) throw Status("bad-argument", "a decode share is between 0 and 1");
+  impl_->division.set_share(share);
 }
 
 void ThreadPool::set_profiling(bool on) {

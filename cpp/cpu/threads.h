@@ -1,4 +1,5 @@
-// The thread pool (design 3.7): one pool, two clients, decode before prefill at every task edge.
+// The thread pool (design 3.7): one pool, two clients. While both work, the workers are divided
+// (division.h); otherwise any of them takes any task, decode's first.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -77,6 +78,9 @@ class ThreadPool {
   // sleeps meanwhile (after at most 50 us of spinning). One job a priority at a time: a second
   // caller of the same priority waits its turn. Returns false when the cancel flag cut the job.
   bool run(Priority priority, Job& job);
+  // Of the workers, what decode gets while prefill works as well; 0.5 at first. Between 0 and 1,
+  // else Status "bad-argument". Call while no job runs.
+  void set_decode_share(double share);
   // Starts or stops keeping times, of jobs of either priority. Call while no job runs.
   void set_profiling(bool on);
   // What was kept of `priority` since profiling began, by name in the order of first use.

@@ -56,6 +56,7 @@ class Engine:
         kv_link_bytes_per_second: float | None = None,
         speculate: bool = False,
         resident: bool = False,
+        decode_share: float = 0.5,
         nodes: Nodes | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -82,6 +83,7 @@ class Engine:
             pool = _native.ThreadPool(
                 _native.available_cpus() if threads is None else threads, nodes, pin=resident
             )
+            pool.set_decode_share(decode_share)
         except _native.NativeError as error:
             raise from_native(*error.args) from error
         self.threads, self.pool = pool.num_threads, pool
@@ -117,6 +119,7 @@ class Engine:
         context_tokens: int | None = None,
         speculate: bool = False,
         resident: bool = False,
+        decode_share: float = 0.5,
         progress: Progress | None = None,
     ) -> Engine:
         """Open a registry name, a folder in Hugging Face layout, or a GGUF file.
@@ -128,7 +131,8 @@ class Engine:
         ``speculate`` drafts tokens with the model's multi-token-prediction layer:
         the same text, at another speed; BadParameter when the model has none. ``resident`` copies
         the MLPs into huge pages, a share to each NUMA node, and calls ``progress(bytes done, bytes
-        in all)`` meanwhile. Raises ModelNotFound, CheckpointDamaged, ArchitectureUnsupported,
+        in all)`` meanwhile. ``decode_share``, between 0 and 1, is what decode gets of the threads
+        while a prompt is prefilled at the same time. Raises ModelNotFound, CheckpointDamaged, ArchitectureUnsupported,
         BadParameter, DoesNotFit.
         """
         _choice("compute", compute, ("bf16", "exact"))
@@ -145,6 +149,7 @@ class Engine:
             context_tokens=context_tokens,
             speculate=speculate,
             resident=resident,
+            decode_share=decode_share,
             progress=progress,
         )
 
@@ -198,15 +203,16 @@ class Engine:
 
     def sessions_that_fit(self) -> int | None:
         """Sessions whose KV caches fit the free memory at the full context; None: unknown."""
-        return admission.sessions_that_fit(self._session_bytes, free_memory_bytes())
+        return admission.sessions_that_fit(self.session_bytes, free_memory_bytes())
 
     def admit(self, num_sessions: int) -> None:
         """Raise DoesNotFit, which says how many do, unless so many new sessions fit."""
         free_bytes = free_memory_bytes()
-        admission.admit(num_sessions, self._session_bytes, self.context_tokens, free_bytes)
+        admission.admit(num_sessions, self.session_bytes, self.context_tokens, free_bytes)
 
     @property
-    def _session_bytes(self) -> int:
+    def session_bytes(self) -> int:
+        """KV bytes of a session whose context is full."""
         return admission.session_bytes(self.spec, self.compute, self.context_tokens, self.speculate)
 
     def submit(self, request: ExtendRequest | GenerateRequest) -> Handle:
