@@ -37,7 +37,7 @@ def batch(
     resident: options.Resident = False,
     compute: options.Compute = "bf16",
     kv: options.KV = "native",
-    kv_budget: options.KVBudget = 0.5,
+    kv_budget: options.KVBudget = None,
     speculate: options.Speculate = False,
     stats: options.Stats = None,
     debug: options.Debug = False,

@@ -132,10 +132,12 @@ def start(
     chat: Look | None,
 ) -> int:
     """What ``run`` and ``batch`` do once their arguments are read; without ``lines`` and ``chat``
-    one answer. ``sampling`` has None for what was not given; ``settings`` are Engine.open's."""
+    one answer. ``sampling`` and ``settings``, which are Engine.open's, have None for what was not
+    given."""
     from moechat.terminal_size import fold_words
 
     overrides = {name: value for name, value in sampling.items() if value is not None}
+    settings = {name: value for name, value in settings.items() if value is not None}
     if stop := overrides.pop("stop", None):
         overrides["stop"] = tuple(check_argument(text, "--stop") for text in stop)
     switches = {} if think is None else {"think": "on" if think else "off"}

@@ -217,9 +217,7 @@ class DecodeWorker:
         if cache.holds(position):
             cache.settle()
         else:
-            raise PacketRefused(
-                "KV packets are missing", f"tokens below {position} lack"
-            )
+            raise PacketRefused("KV packets are missing", f"tokens below {position} lack")
 
     def _step_last(self, message: StepLast) -> None:
         cache = message.cache

@@ -12,7 +12,8 @@ SURFACE = {
     "run": "model prompt --temperature --top-k --top-p --min-p --repetition-penalty "
     "--presence-penalty --seed --stop --max-tokens --system --system-file "
     "--think --no-think --reasoning-effort --ctx --threads --resident "
-    "--compute --kv --kv-budget --speculate --plain --stats --no-history --batch --concurrency --debug",
+    "--compute --kv --kv-budget --speculate --plain --stats --no-history --batch --concurrency "
+    "--debug",
     "batch": "file --model --concurrency --temperature --top-k --top-p --min-p "
     "--repetition-penalty --presence-penalty --seed --stop --max-tokens --system --system-file "
     "--think --no-think --reasoning-effort --ctx --threads --resident "
@@ -25,13 +26,19 @@ SURFACE = {
     "bench model": "model --threads --repetitions --max-context --plot --json --debug",
     "bench kernels": "--format --shape --threads --batch --experts-hit --experts --bursts --isa "
     "--plot --json --debug",
+    "eval": "",
+    "eval ppl": "model file --window --limit --threads --json --debug",
+    "eval needle": "model --lengths --depths --filler --seed --threads --json --debug",
+    "eval kv": "model --text --policies --budgets --window --scored --windows --lengths --depths "
+    "--filler --seed --threads --plot --json --debug",
 }
 
 
 def test_options_are_those_that_were_agreed():
     surface = {}
     verbs = dict(build_command().commands)
-    verbs |= {f"bench {name}": command for name, command in verbs["bench"].commands.items()}
+    for group in ("bench", "eval"):
+        verbs |= {f"{group} {name}": command for name, command in verbs[group].commands.items()}
     for verb, command in verbs.items():
         names = []
         for parameter in command.params:
