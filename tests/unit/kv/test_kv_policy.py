@@ -166,6 +166,18 @@ def test_all_in_float16_when_the_budget_pays_for_it():
     assert set(plan.tiers) == {Tier.FP16} and plan.num_bytes == 50 * 512
 
 
+def test_spectrum_centres_the_keys_of_grouped_attention():
+    centring = {
+        (name, layout is GROUPED)
+        for name in NAMES
+        for layout in (GROUPED, LATENT)
+        if (name, layout) != ("k8v4", LATENT) and make_policy(name, 0.5, layout).centre_keys
+    }
+    assert centring == {("spectrum", True)}
+    assert not make_policy("spectrum", 0.5, GROUPED, centre_keys=False).centre_keys
+    assert make_policy("int4", 0.5, GROUPED, centre_keys=True).centre_keys
+
+
 def test_latent_attention_has_no_values_to_code_apart():
     with pytest.raises(ValueError, match="k8v4 needs values beside the keys"):
         make_policy("k8v4", 0.5, LATENT)
