@@ -8,8 +8,8 @@ from typing import Any
 from moechat.bench.drawing import Drawing, axis_step
 from moechat.eval.report import label, needles_found
 
-_WIDTH, _HEIGHT = 900, 470
-_TOP, _CHART_HEIGHT, _LEFT, _CHART_WIDTH, _GAP = 106, 270, 64, 350, 70
+_WIDTH, _HEIGHT = 900, 440
+_TOP, _CHART_HEIGHT, _LEFT, _CHART_WIDTH, _GAP = 122, 270, 64, 350, 70
 _MOST_PERCENT = 10.0  # changes of perplexity above are drawn at the top, with their figure
 _SERIES = 9  # colours that a drawing has for lines
 
