@@ -1,5 +1,5 @@
-// KV rows as the bytes of a packet and back. A row is `parts` one after the other, each with a code of
-// its own: one head's key, one head's value, a latent, a rotary key.
+// KV rows as the bytes of a packet and back. A row is `parts` one after the other, each with a code
+// of its own: one head's key, one head's value, a latent, a rotary key.
 //
 //   kF16     2 bytes an element, nearest even
 //   kInt8    round(v / scale) in [-127, 127], scale = largest magnitude / 127
@@ -13,8 +13,8 @@
 // and the same values.
 //
 // Why this 4-bit code: on keys (centred) and values of Qwen2.5-Coder-0.5B, five windows of 1,000
-// WikiText tokens all coded, 300 scored, the KL of the logits is 0.044; with scale = largest / 7 it is
-// 0.052 (errors 12 % larger); with minimum and step of 16 levels 0.061, although its errors are 7 %
+// WikiText tokens all coded, 300 scored, the KL of the logits is 0.044; with scale = largest / 7 it
+// is 0.052 (errors 12 % larger); with minimum and step of 16 levels 0.061, although its errors are 7 %
 // smaller and it takes 2 bytes a part more. The small bundled model does not tell them apart.
 #pragma once
 #include <cstdint>
