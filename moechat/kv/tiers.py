@@ -24,7 +24,9 @@ class Tier(IntEnum):
     INT4 = 4
 
 
-# The rotary key of latent attention in the INT4 tier. Measurement decides (int8 or int4).
+# The rotary key of latent attention in the INT4 tier. On the bundled model, six windows of 1,000
+# tokens all in this tier and centred, the KL of the logits is 0.0021 with int8, as with f16, and
+# 0.0030 with int4 (not centred 0.0019 and 0.0035); DeepSeek-V3 would save 32 of 324 bytes.
 ROTARY_OF_INT4: Code = "int8"
 
 _CODES: dict[Tier, dict[Kind, Code]] = {

@@ -29,8 +29,9 @@ def encode_part(values: np.ndarray, code: str) -> tuple[bytes, list[np.float16]]
     if code == "int8":
         scale = scale_of(values, 127)
         return codes_of(values, scale).astype(np.int8).tobytes(), [scale]
-    scale = scale_of(values, 7)
-    codes = codes_of(values, scale) + 8
+    largest = np.abs(values).max()
+    scale = scale_of(values, 8) * np.float16(1 if largest == 0 or -largest in values else -1)
+    codes = np.minimum(codes_of(values, scale), 7) + 8
     half = (len(codes) + 1) // 2
     high = np.concatenate([codes[half:], [8] * (len(codes) % 2)]).astype(int)
     return bytes((codes[:half] | high << 4).astype(np.uint8)), [scale]

@@ -1,14 +1,21 @@
-// KV rows as the bytes of a packet and back. A row is `parts` one after the other, each with a code of
-// its own: one head's key, one head's value, a latent, a rotary key.
+// KV rows as the bytes of a packet and back. A row is `parts` one after the other, each with a code
+// of its own: one head's key, one head's value, a latent, a rotary key.
 //
 //   kF16     2 bytes an element, nearest even
-//   kInt8    round(v / scale) in [-127, 127]
-//   kInt4    round(v / scale) in [-7, 7], stored + 8; byte i holds element i in its low bits and
-//            element i + (width + 1) / 2, or nothing (8), in its high bits
+//   kInt8    round(v / scale) in [-127, 127], scale = largest magnitude / 127
+//   kInt4    round(v / scale) in [-8, 7], scale = -(value of the largest magnitude) / 8: may be
+//            negative, so that -8 is that value's. Stored + 8; byte i holds element i in its low
+//            bits and element i + (width + 1) / 2, or nothing (8), in its high bits
 //
-// scale = largest magnitude / 127 or / 7 as float16, rounded up, so that nothing is ever clipped and
-// an error is half a scale at most (and what the float32 products round); one a quantised part and
-// row. Every instruction set gives the same bytes and the same values.
+// Scales are float16, magnitudes rounded up; one a quantised part and row. An error is half a scale
+// at most (and what float32 products round); only what is beyond 7.5 scales of kInt4, on the side
+// opposite to the largest, is cut, by one scale at most. Every instruction set gives the same bytes
+// and the same values.
+//
+// Why this 4-bit code: on keys (centred) and values of Qwen2.5-Coder-0.5B, five windows of 1,000
+// WikiText tokens all coded, 300 scored, the KL of the logits is 0.044. With scale = largest / 7 it
+// is 0.052 (errors 12 % larger); with minimum and step of 16 levels 0.061, although its errors are
+// 7 % smaller and it takes 2 bytes a part more. The bundled model does not tell them apart.
 #pragma once
 #include <cstdint>
 

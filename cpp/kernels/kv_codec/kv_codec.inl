@@ -3,18 +3,18 @@
 
 // Adding it puts the nearest integer (even on a tie) into the low bits: 1.5 * 2^23.
 constexpr float kRounder = 12582912.0f;
-constexpr int32_t kInfinityBits = 0x7f800000, kLargestHalfBits = 0x477fe000;  // 65504
+constexpr uint32_t kInfinityBits = 0x7f800000u, kLargestHalfBits = 0x477fe000u;  // 65504
 
-inline int32_t magnitude_bits(float v) {
-  int32_t bits;
-  std::memcpy(&bits, &v, sizeof bits);
-  return bits & 0x7fffffff;
-}
-
-inline uint32_t rounded_bits(float v) {
+inline uint32_t bits_of(float v) {
   uint32_t bits;
   std::memcpy(&bits, &v, sizeof bits);
   return bits;
+}
+
+// Orders by magnitude; the sign is the last bit.
+inline uint32_t magnitude_key(float v) {
+  const uint32_t bits = bits_of(v);
+  return bits << 1 | bits >> 31;
 }
 
 inline float to_float(float v) { return v; }
@@ -52,50 +52,52 @@ inline bool from_halves(const uint8_t* from, int64_t n, float* v) {
                                 reinterpret_cast<const __m128i*>(from + 2 * i))));
 #endif
   for (; i < n; ++i) v[i] = f16_to_f32(load_u16(from + 2 * i));
-  int32_t largest = 0;
+  uint32_t largest = 0;
   for (i = 0; i < n; ++i) {
-    const int32_t bits = magnitude_bits(v[i]);
-    largest = bits > largest ? bits : largest;
+    const uint32_t key = magnitude_key(v[i]);
+    largest = key > largest ? key : largest;
   }
-  return largest < kInfinityBits;
+  return largest >> 1 < kInfinityBits;
 }
 
-// values[n] = the part, centred or not; the bits of its largest magnitude.
+// values[n] = the part, centred or not; the key of its largest magnitude.
 template <bool kCentred, typename Element>
-inline int32_t load_part(const Element* row, const float* centre, int64_t n, float* values) {
-  int32_t largest = 0;
+inline uint32_t load_part(const Element* row, const float* centre, int64_t n, float* values) {
+  uint32_t largest = 0;
   for (int64_t i = 0; i < n; ++i) {
     const float v = kCentred ? to_float(row[i]) - centre[i] : to_float(row[i]);
     values[i] = v;
-    const int32_t bits = magnitude_bits(v);
-    largest = bits > largest ? bits : largest;
+    const uint32_t key = magnitude_key(v);
+    largest = key > largest ? key : largest;
   }
   return largest;
 }
 
 inline void encode_int8(const float* v, int64_t n, float inverse, uint8_t* payload) {
   for (int64_t i = 0; i < n; ++i)
-    payload[i] = static_cast<uint8_t>(rounded_bits(v[i] * inverse + kRounder));
+    payload[i] = static_cast<uint8_t>(bits_of(v[i] * inverse + kRounder));
+}
+
+inline uint32_t int4_code(float v, float inverse) {
+  constexpr float kLargestCode = kRounder + 15.0f;
+  const float code = v * inverse + (kRounder + 8.0f);
+  return bits_of(code < kLargestCode ? code : kLargestCode) & 15u;
 }
 
 inline void encode_int4(const float* v, int64_t n, float inverse, uint8_t* payload) {
-  constexpr float kRounder8 = kRounder + 8.0f;
   const int64_t half = n / 2, second = n - half;
-  for (int64_t i = 0; i < half; ++i) {
-    const uint32_t low = rounded_bits(v[i] * inverse + kRounder8) & 15u;
-    const uint32_t high = rounded_bits(v[second + i] * inverse + kRounder8) & 15u;
-    payload[i] = static_cast<uint8_t>(low | high << 4);
-  }
+  for (int64_t i = 0; i < half; ++i)
+    payload[i] = static_cast<uint8_t>(int4_code(v[i], inverse) |
+                                      int4_code(v[second + i], inverse) << 4);
   if (second > half)
-    payload[half] =
-        static_cast<uint8_t>((rounded_bits(v[half] * inverse + kRounder8) & 15u) | 8u << 4);
+    payload[half] = static_cast<uint8_t>(int4_code(v[half], inverse) | 8u << 4);
 }
 
-// The scale as float16 bits, rounded up; infinity when it is beyond float16.
-inline uint16_t scale_of(int32_t largest, float steps) {
-  const float wanted = load_f32(&largest) / steps;
+// magnitude / steps as float16 bits, rounded up; infinity when it is beyond float16.
+inline uint16_t scale_of(uint32_t magnitude, float steps) {
+  const float wanted = load_f32(&magnitude) / steps;
   const uint16_t half = f32_to_f16(wanted);
-  const bool below = f16_to_f32(half) < wanted || (half == 0 && largest > 0);
+  const bool below = f16_to_f32(half) < wanted || (half == 0 && magnitude > 0);
   return static_cast<uint16_t>(half + (below ? 1 : 0));
 }
 
@@ -105,19 +107,22 @@ inline bool encode_row(const KVRowCode& code, const Element* row, float* scratch
   for (int64_t p = 0; p < code.num_parts; ++p) {
     const KVPart& part = code.parts[p];
     const bool centred = part.has_scale() && part.begin + part.width <= code.num_centred;
-    const int32_t largest =
+    const uint32_t key =
         centred ? load_part<true>(row + part.begin, code.centre + part.begin, part.width, scratch)
                 : load_part<false>(row + part.begin, code.centre, part.width, scratch);
+    const uint32_t largest = key >> 1;
     if (largest >= kInfinityBits) return false;
     if (!part.has_scale()) {
       if (largest > kLargestHalfBits) return false;
       to_halves(scratch, part.width, payload);
     } else {
-      const uint16_t half = scale_of(largest, part.code == KVCode::kInt8 ? 127.0f : 7.0f);
+      const bool int8 = part.code == KVCode::kInt8;
+      uint16_t half = scale_of(largest, int8 ? 127.0f : 8.0f);
       if (half >= 0x7c00u) return false;
+      if (!int8 && half > 0 && (key & 1u) == 0) half |= 0x8000u;
       *scales++ = half;
       const float inverse = half > 0 ? 1.0f / f16_to_f32(half) : 0.0f;
-      if (part.code == KVCode::kInt8)
+      if (int8)
         encode_int8(scratch, part.width, inverse, payload);
       else
         encode_int4(scratch, part.width, inverse, payload);

@@ -1,5 +1,5 @@
-// The KV codec reads and writes within its buffers, whatever the width (the sanitizer looks), and all
-// instruction sets agree.
+// The KV codec reads and writes within its buffers, whatever the width (the sanitizer looks), and
+// all instruction sets agree.
 #include <cstring>
 #include <random>
 #include <string>
