@@ -116,6 +116,12 @@ def kv_text(report: dict[str, Any]) -> Text:
     """For people."""
     rows = report["rows"]
     text = _head(report)
+    most = max((row["windows"] for row in rows), default=0)
+    text += [
+        f"{label(row)}: only {_counted(row['windows'], most, 'window')} of the text"
+        for row in rows
+        if row["windows"] < most
+    ]
     if rows:
         head = ("POLICY", "BYTES/TOKEN", "OF FP16", "PPL", "CHANGE", "ENCODE", "DECODE")
         left = frozenset({"POLICY"})

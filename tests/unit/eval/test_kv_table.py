@@ -171,6 +171,12 @@ def test_half_a_measurement_is_shown_too(engine, more):
     assert [type(item).__name__ for item in kv_text(report)][-1] == "Table"
 
 
+def test_a_row_with_fewer_windows_is_told(engine):
+    report = report_of(engine)
+    report["rows"][1]["windows"] = 1
+    assert "int4: only 1 of 2 windows of the text" in kv_text(report)
+
+
 def test_the_text_fits_a_terminal(engine):
     for item in kv_text(report_of(engine))[1:]:
         assert sum(max(map(len, column)) + 2 for column in zip(item.head, *item.rows)) <= 80
