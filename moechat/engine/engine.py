@@ -115,8 +115,8 @@ class Engine:
         the same text, at another speed; BadParameter when the model has none. ``resident`` copies
         the MLPs into huge pages, a share to each NUMA node, and calls ``progress(bytes done, bytes
         in all)`` meanwhile. ``decode_share``, between 0 and 1, is what decode gets of the threads
-        while a prompt is prefilled at the same time. Raises ModelNotFound, CheckpointDamaged, ArchitectureUnsupported,
-        BadParameter, DoesNotFit.
+        while a prompt is prefilled at the same time. Raises ModelNotFound, CheckpointDamaged,
+        ArchitectureUnsupported, BadParameter, DoesNotFit.
         """
         _choice("compute", compute, ("bf16", "exact"))
         _choice("device", device, ("cpu", "auto"))
