@@ -4,7 +4,8 @@
 // decode tasks, idle while there are none. A step is many short phases, and one that must wait for
 // a worker inside a prefill task takes as long as that task; a worker kept free costs prefill no
 // more than the share says. A part of 0: prefill tasks first, decode tasks while prefill has none.
-// At most one worker has a part in between: it takes what it owes more time to.
+// At most one worker has a part in between: decode tasks first until it owes prefill a while, which
+// is as long as a prefill task, so that short steps run whole.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -22,6 +23,8 @@ class Division {
   static constexpr double kDefaultShare = 0.5;
   // Decode goes on for so long after a job: sampling, packets, the next step's rows.
   static constexpr auto kBetweenSteps = std::chrono::milliseconds(2);
+
+  static constexpr double kOwedSeconds = 1e-3;
 
   explicit Division(int num_workers) : workers_(static_cast<size_t>(num_workers)) {
     set_share(kDefaultShare);
@@ -54,7 +57,7 @@ class Division {
   bool decode_only(int worker) const { return at(worker).part == 1; }
   bool divided(int worker) const { return at(worker).part > 0 && at(worker).part < 1; }
   bool prefill_first(int worker) const {
-    return at(worker).part == 0 || (at(worker).part < 1 && at(worker).owed > 0);
+    return at(worker).part == 0 || (at(worker).part < 1 && at(worker).owed > kOwedSeconds);
   }
   // Of a divided worker, by that worker: what it did while both had a job.
   void count(int worker, bool decode, double seconds) {

@@ -11,7 +11,7 @@ import pytest
 from streams import Terminal, shown
 
 from moechat.errors import CheckpointDamaged
-from moechat.events import Finished, PrefillProgress, Token, TurnStats
+from moechat.events import Finished, PrefillProgress, Queued, Token, TurnStats
 from moechat.terminal.sinks import PlainSink, escapes_allowed, format_error, print_closing
 from moechat.terminal.stats_text import stats_json, stats_line
 
@@ -163,3 +163,15 @@ def test_sinks_import_nothing_heavy():
         "sys.exit(' '.join({'rich', 'prompt_toolkit', 'numpy'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).stderr.strip() == b""
+
+
+def test_waiting_behind_others_is_shown_and_counted():
+    stdout, stderr = io.StringIO(), Terminal()
+    stats = TurnStats(5, 0, 0.1, 2.5, 3, 0.1, 7, queued_seconds=2.25)
+    events = [Queued(ahead=2), Queued(ahead=1), Token(5, "a"), Finished("stop", "", stats)]
+    PlainSink(stdout, stderr, stats="line").consume(events)
+    shown = stderr.getvalue()
+    assert "\rwaiting for 2 requests" in shown and "\rwaiting for 1 request " in shown
+    assert "after 2.2 s behind others" in shown
+    assert json.loads(stats_json(Finished("stop", "", stats)))["queued_seconds"] == 2.25
+    assert "behind" not in stats_line(Finished("stop", "", TurnStats(5, 0, 0.1)))

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -119,6 +120,91 @@ void check_priority() {
   pool.run(Priority::kDecode, decode);
   client.join();
   CHECK(order == "ppddddddpp");
+}
+
+// A prefill job that outlasts it, and what ran beside it while `decode` did.
+struct Beside {
+  std::atomic<int64_t> decode_tasks[4] = {}, prefill_tasks[4] = {};  // of each worker
+  std::atomic<int64_t> decode_ns{0}, prefill_ns{0};
+};
+
+void run_beside(ThreadPool& pool, int phases, int tasks, Beside* seen) {
+  CancelFlag stop;
+  std::atomic<bool> prefill_at_work{false}, decode_at_work{false};
+  const auto timed_sleep = [](std::atomic<int64_t>& ns) {
+    const auto began = std::chrono::steady_clock::now();
+    std::this_thread::sleep_for(300us);
+    ns += (std::chrono::steady_clock::now() - began).count();
+  };
+  Job prefill, decode;
+  prefill.cancel = &stop;
+  prefill.phases.push_back({[] { return int64_t{1} << 17; },
+                            [&](int64_t, int worker) {
+                              prefill_at_work = true;
+                              std::atomic<int64_t> outside{0};
+                              const bool counts = decode_at_work;
+                              timed_sleep(counts ? seen->prefill_ns : outside);
+                              if (counts) ++seen->prefill_tasks[worker];
+                            }});
+  decode.phases.push_back({[&] {
+                             decode_at_work = true;
+                             return int64_t{0};
+                           },
+                           {}});
+  for (int p = 0; p < phases; ++p)
+    decode.phases.push_back({[tasks] { return int64_t{tasks}; },
+                             [&](int64_t, int worker) {
+                               ++seen->decode_tasks[worker];
+                               timed_sleep(seen->decode_ns);
+                             }});
+  decode.phases.push_back({[&] {
+                             decode_at_work = false;
+                             return int64_t{0};
+                           },
+                           {}});
+  std::thread client([&] { CHECK(!pool.run(Priority::kPrefill, prefill)); });
+  wait_for(prefill_at_work);
+  CHECK(pool.run(Priority::kDecode, decode));
+  stop.raise();
+  client.join();
+}
+
+// While both work, whole workers are decode's or prefill's; a divided one owes both.
+void check_division() {
+  {
+    ThreadPool pool(2);
+    Beside seen;
+    run_beside(pool, 50, 3, &seen);
+    CHECK(seen.decode_tasks[0] == 0 && seen.decode_tasks[1] == 150);
+    CHECK(seen.prefill_tasks[1] <= 1);  // claimed before decode began
+    CHECK(seen.prefill_tasks[0] > 0);
+  }
+  {
+    ThreadPool pool(4);
+    pool.set_decode_share(0.25);
+    Beside seen;
+    run_beside(pool, 50, 3, &seen);
+    CHECK(seen.decode_tasks[3] == 150 && seen.prefill_tasks[3] <= 1);
+  }
+  for (const double share : {0.25, 0.5, 0.8}) {
+    ThreadPool pool(1);
+    pool.set_decode_share(share);
+    Beside seen;
+    run_beside(pool, 100, 1, &seen);
+    const auto decode = static_cast<double>(seen.decode_ns);
+    const double got = decode / (decode + static_cast<double>(seen.prefill_ns));
+    CHECK(got > share - 0.15 && got < share + 0.15);
+  }
+  ThreadPool pool(1);
+  for (const double share : {0.0, 1.0, -1.0, std::numeric_limits<double>::quiet_NaN()}) {
+    std::string name;
+    try {
+      pool.set_decode_share(share);
+    } catch (const Status& status) {
+      name = status.name;
+    }
+    CHECK(name == "bad-argument");
+  }
 }
 
 // The flag is looked at before every phase and every task. On one thread the outcome is exact: the
@@ -278,6 +364,7 @@ void test_threads() {
   for (const int num_threads : {1, 2, 3, 16}) check_order(num_threads, 60);
   check_clients();
   check_priority();
+  check_division();
   check_cancel();
   check_errors();
   check_sleep();
