@@ -113,7 +113,8 @@ class SpectrumPolicy(KVPolicy):
     ) -> Plan:
         most = math.floor(num_tokens * self.budget / 4)
         protected = _protected(first_position, num_tokens, self.window)[:most]
-        importance_n = token_importance(mass_n, num_tokens, protected)
+        # The root: what the next queries read differs from what the last ones read.
+        importance_n = np.sqrt(token_importance(mass_n, num_tokens, protected))
         budget_bytes = math.floor(num_tokens * self.budget * budget_bytes_per_token(self.layout))
         costs, centre_bytes = self.ladder.cost_bytes, self._centre_bytes()
         if budget_bytes < num_tokens * costs[-1]:
