@@ -10,8 +10,9 @@
 
 namespace moechat {
 
-// Rows r in [0, rows) of head `head`, at most kMaxGemvRows, whose weights are decoded once for all:
-// query[r * stride] [nope_dim + rope_dim], rope part rotated -> latent_query[r * stride] [kv_width].
+// Rows r in [0, rows) of head `head`, at most kMaxGemvRows; its weights are decoded once for all:
+// query[r * stride] [nope_dim + rope_dim], the latter rotated -> latent_query[r * stride]
+// [kv_width].
 void absorb_queries(const InstructionSet& isa, const ModelDims& dims, const LatentWeights& weights,
                     int64_t head, int64_t rows, const float* query, int64_t query_stride,
                     float* latent_query, int64_t latent_stride, void* scratch);
