@@ -96,6 +96,11 @@ class Decoding:
         self._cancel.raise_()
         return self.wait()
 
+    def run_past(self, moment: float) -> None:
+        """Until the first session has a token after ``moment``, or has ended."""
+        while self.seconds[0][-1] < moment and not self._done[0].wait(0.001):
+            pass
+
     def gaps(self, begin: float = 0.0, end: float = float("inf")) -> list[float]:
         """Seconds between tokens that both lie in [begin, end], of all sessions."""
         return [
@@ -137,6 +142,7 @@ def beside_prefill(engine: Engine, asked: argparse.Namespace) -> None:
         decoding = Decoding(engine, 1, room)
         time.sleep(WARM_UP_SECONDS)
         began, ended = prefill(engine, asked.prompt, round_)
+        decoding.run_past(ended)
         decoding.stop()
         together = decoding.gaps(began, ended)
         ids = decoding.ids[0]
@@ -158,6 +164,8 @@ def beside_prefill(engine: Engine, asked: argparse.Namespace) -> None:
             len(together),
         ])  # fmt: skip
         print("  " + " ".join(f"{value:9.3f}" for value in rows[-1]), flush=True)
+    if not rows:
+        return
     names = ("alone ms", "p99/median", "median", "p99", "longest", "prefill", "alone t/s", "gaps")
     print("  " + " ".join(f"{name:>9}" for name in names))
     medians = [statistics.median(column) for column in zip(*rows)]

@@ -37,8 +37,8 @@ class Division {
     bool rest_given = rest < 1e-6;
     for (size_t w = 0; w < workers_.size(); ++w) {
       // Spread, so that every node has some of both.
-      const auto before = static_cast<double>(w);
-      const bool whole = std::floor((before + 1) * share + 1e-9) > std::floor(before * share + 1e-9);
+      const double before = static_cast<double>(w) * share + 1e-9;
+      const bool whole = std::floor(before + share) > std::floor(before);
       workers_[w].part = whole ? 1.0 : rest_given ? 0.0 : rest;
       rest_given = rest_given || !whole;
       workers_[w].owed = 0;

@@ -41,7 +41,7 @@ DecodeStep::DecodeStep(const Model& model, ThreadPool& pool)
   calls_.resize(model.layers.size());
   worker_floats_.resize(static_cast<size_t>(pool.num_threads()));
   for (auto& floats : worker_floats_)
-    resize(floats, std::max(attend_span_floats(d), d.kv_lora_rank));
+    resize(floats, std::max(attend_span_floats(d), rows * d.kv_lora_rank));
   build_job();
 }
 

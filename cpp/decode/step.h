@@ -78,7 +78,7 @@ class DecodeStep {
   void add_attention(int64_t layer);
   int64_t plan_attention(int64_t layer);
   void run_attention(int64_t layer, const AttentionTask& task, int worker);
-  void run_join(int64_t layer, int64_t row, int64_t head, int worker);
+  void run_join(int64_t layer, int64_t head, int worker);
 
   void add_feed_forward(int64_t layer);
   void open_feed_forward(int64_t layer);

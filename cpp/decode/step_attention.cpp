@@ -39,13 +39,14 @@ void DecodeStep::add_latent_inputs(int64_t layer) {
   }
   job_.phases.push_back({[this, layer, &d]() -> int64_t {
                           rotate_queries(layer);
-                          return num_rows_ * d.num_heads;
+                          return d.num_heads;
                         },
-                        [this, &d, &latent](int64_t task, int worker) {
-                          absorb_query(isa_, d, latent, task % d.num_heads,
-                                       query_.data() + task * d.query_dim(),
-                                       latent_query_.data() + task * d.kv_width(),
-                                       pool_.scratch(worker));
+                        [this, &d, &latent](int64_t head, int worker) {
+                          absorb_queries(isa_, d, latent, head, num_rows_,
+                                         query_.data() + head * d.query_dim(),
+                                         d.num_heads * d.query_dim(),
+                                         latent_query_.data() + head * d.kv_width(),
+                                         d.num_heads * d.kv_width(), pool_.scratch(worker));
                         },
                         "attention.absorb"});
 }
@@ -98,10 +99,8 @@ void DecodeStep::add_attention(int64_t layer) {
                           run_attention(layer, attention_tasks_[static_cast<size_t>(task)], worker);
                         },
                         "attention.spans"});
-  job_.phases.push_back({[this, &d] { return num_rows_ * d.num_heads; },
-                        [this, layer, &d](int64_t task, int worker) {
-                          run_join(layer, task / d.num_heads, task % d.num_heads, worker);
-                        },
+  job_.phases.push_back({[&d] { return d.num_heads; },
+                        [this, layer](int64_t head, int worker) { run_join(layer, head, worker); },
                         "attention.join"});
   add_products("attention.output", [] {},
                {{&weights(layer).o, model_.compute, head_values_.data(),
@@ -150,18 +149,23 @@ void DecodeStep::run_attention(int64_t layer, const AttentionTask& task, int wor
               pool_.scratch(worker));
 }
 
-void DecodeStep::run_join(int64_t layer, int64_t row, int64_t head, int worker) {
+// Of one head, all rows.
+void DecodeStep::run_join(int64_t layer, int64_t head, int worker) {
   const ModelDims& d = model_.dims;
   const LayerWeights& own = weights(layer);
-  const int64_t width = attended_width(d);
-  const int64_t place = row_first_span_[static_cast<size_t>(row)] * d.num_heads + head;
-  float* values = head_values_.data() + (row * d.num_heads + head) * d.value_dim();
-  float* joined = d.latent() ? worker_floats_[static_cast<size_t>(worker)].data() : values;
-  join_spans(isa_, row_spans_[static_cast<size_t>(row)], width, span_out_.data() + place * width,
-             d.num_heads * width, span_max_.data() + place, span_sum_.data() + place, d.num_heads,
-             own.sinks.empty() ? nullptr : own.sinks.data() + head, joined);
+  const int64_t width = attended_width(d), stride = d.num_heads * d.value_dim();
+  float* values = head_values_.data() + head * d.value_dim();
+  float* latents = worker_floats_[static_cast<size_t>(worker)].data();
+  for (int64_t r = 0; r < num_rows_; ++r) {
+    const int64_t place = row_first_span_[static_cast<size_t>(r)] * d.num_heads + head;
+    join_spans(isa_, row_spans_[static_cast<size_t>(r)], width, span_out_.data() + place * width,
+               d.num_heads * width, span_max_.data() + place, span_sum_.data() + place, d.num_heads,
+               own.sinks.empty() ? nullptr : own.sinks.data() + head,
+               d.latent() ? latents + r * d.kv_lora_rank : values + r * stride);
+  }
   if (d.latent())
-    expand_value(isa_, d, own.latent, head, joined, values, pool_.scratch(worker));
+    expand_values(isa_, d, own.latent, head, num_rows_, latents, values, stride,
+                  pool_.scratch(worker));
 }
 
 }  // namespace moechat

@@ -10,12 +10,16 @@
 
 namespace moechat {
 
-// query[nope_dim + rope_dim] of head `head`, rope part rotated -> latent_query[kv_width].
-void absorb_query(const InstructionSet& isa, const ModelDims& dims, const LatentWeights& weights,
-                  int64_t head, const float* query, float* latent_query, void* scratch);
+// Rows r in [0, rows) of head `head`, at most kMaxGemvRows; its weights are decoded once for all:
+// query[r * stride] [nope_dim + rope_dim], the latter rotated -> latent_query[r * stride]
+// [kv_width].
+void absorb_queries(const InstructionSet& isa, const ModelDims& dims, const LatentWeights& weights,
+                    int64_t head, int64_t rows, const float* query, int64_t query_stride,
+                    float* latent_query, int64_t latent_stride, void* scratch);
 
-// latent[kv_lora_rank] that head `head` attended to -> values[v_dim].
-void expand_value(const InstructionSet& isa, const ModelDims& dims, const LatentWeights& weights,
-                  int64_t head, const float* latent, float* values, void* scratch);
+// Likewise latent[r * kv_lora_rank] that head `head` attended to -> values[r * stride] [v_dim].
+void expand_values(const InstructionSet& isa, const ModelDims& dims, const LatentWeights& weights,
+                   int64_t head, int64_t rows, const float* latent, float* values,
+                   int64_t values_stride, void* scratch);
 
 }  // namespace moechat
