@@ -197,7 +197,7 @@ def test_tokens_beyond_the_embedding_are_named(engine: Engine, conversation: Con
     assert (conversation.turns, engine.prompts) == ([], [])
     line = b"2+2?\n"
     sink = io.BytesIO()
-    outcome = run_batch(io.BytesIO(line), sink, conversation, GREEDY, Calm())
+    outcome = run_batch(io.BytesIO(line), sink, [conversation], GREEDY, Calm())
     assert outcome.num_failed == 1 and b'"checkpoint-damaged"' in sink.getvalue()
     engine.spec.vocab_size = im_end + 1
     engine.say("4")
