@@ -31,7 +31,7 @@ void decode_strip(const Tiles& tiles, const MatrixView& w, int64_t row, int64_t 
     std::memset(weights, 0, static_cast<size_t>(kStripTiles * tile_size) * 2);
     std::memset(scales, 0, sizeof(GemmScratch::scales) / 2);
   }
-  const bool grid = w.scale != nullptr;
+  const bool grid = has_row_scales(w.format);
   int64_t next = 0;  // the first row, from `row` on, with another row of the grid
   Row stored{w.data + row * w.row_stride_bytes, nullptr, w.scale_type};
   for (int64_t n = 0; n < rows; ++n, stored.data += w.row_stride_bytes) {
