@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -19,38 +17,6 @@ CHATS = [[["What is the capital of Norway?", "The capital of Norway is Oslo."]]]
 
 
 @pytest.fixture
-def start(tmp_path):
-    """Start ``moechat eval …``; killed at the end if it still runs."""
-    started = []
-
-    def start_(*arguments, stderr=subprocess.PIPE):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "moechat", "eval", *map(str, arguments)],
-            env=os.environ | {"MOECHAT_HOME": str(tmp_path)},
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-        )
-        started.append(process)
-        return process
-
-    yield start_
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
-@pytest.fixture
-def run(start):
-    def run_(*arguments):
-        process = start(*arguments)
-        stdout, stderr = process.communicate(timeout=TIMEOUT_SECONDS)
-        return process.returncode, stdout, stderr
-
-    return run_
-
-
-@pytest.fixture
 def text(tmp_path) -> Path:
     path = tmp_path / "text.txt"
     path.write_text(" ".join(built_in_sentences()))
@@ -58,20 +24,24 @@ def text(tmp_path) -> Path:
 
 
 def test_ppl_of_a_text_and_of_chats(run, text, tmp_path):
-    code, stdout, stderr = run("ppl", "mini", text, "--window", "100", "--limit", "3", "--json")
+    code, stdout, stderr = run(
+        "eval", "ppl", "mini", text, "--window", "100", "--limit", "3", "--json"
+    )
     report = json.loads(stdout)
     assert (code, stderr) == (0, "")
     assert (report["windows"], report["windows_of"], report["interrupted"]) == (3, 3, False)
     assert 3 < report["perplexity"] < 300 and report["predicted_tokens"] == 3 * 99
     chats = tmp_path / "chats.json"
     chats.write_text(json.dumps(CHATS))
-    code, stdout, stderr = run("ppl", "mini", chats)
+    code, stdout, stderr = run("eval", "ppl", "mini", chats)
     assert (code, stderr) == (0, "")
     assert "in 3 chats" in stdout and 1 < float(stdout.split("perplexity ")[1].split()[0]) < 5
 
 
 def test_needles_are_found(run):
-    code, stdout, _ = run("needle", "mini", "--lengths", "300,600", "--depths", "3", "--json")
+    code, stdout, _ = run(
+        "eval", "needle", "mini", "--lengths", "300,600", "--depths", "3", "--json"
+    )
     report = json.loads(stdout)
     assert code == 0
     assert [row["length_tokens"] for row in report["needles"]] == [300, 600]
@@ -84,7 +54,9 @@ def test_kv_policies_are_compared(run, text, tmp_path):
     plot = tmp_path / "kv.svg"
     small = ("--lengths", "300", "--depths", "3", "--window", "400", "--scored", "100")
     chosen = ("--policies", "int4,pdtrim", "--budgets", "0.3", "--windows", "2")
-    code, stdout, _ = run("kv", "mini", "--text", text, *small, *chosen, "--plot", plot, "--json")
+    code, stdout, _ = run(
+        "eval", "kv", "mini", "--text", text, *small, *chosen, "--plot", plot, "--json"
+    )
     assert code == 0
     report = json.loads(stdout)
     native, int4, pdtrim = report["rows"]
@@ -100,7 +72,7 @@ def test_kv_policies_are_compared(run, text, tmp_path):
 def test_an_interruption_leaves_the_figures_so_far(start):
     terminal, stderr = os.openpty()
     process = start(
-        "needle", "mini", "--lengths", "200", "--depths", "200", "--json", stderr=stderr
+        "eval", "needle", "mini", "--lengths", "200", "--depths", "200", "--json", stderr=stderr
     )
     os.close(stderr)
     shown = b""

@@ -18,40 +18,6 @@ QUESTION = "What is the capital of Norway?"
 TIMEOUT_SECONDS = 60
 
 
-@pytest.fixture
-def environment(tmp_path):
-    return os.environ | {"MOECHAT_HOME": str(tmp_path / "home"), "TERM": "xterm"}
-
-
-@pytest.fixture
-def start(environment):
-    started = []
-
-    def start_(*arguments, **options):
-        for name in ("stdout", "stderr"):
-            options.setdefault(name, subprocess.PIPE)
-        command = [*MOECHAT, *map(str, arguments)]
-        options = {"env": environment, "stdin": subprocess.DEVNULL, "text": True} | options
-        process = subprocess.Popen(command, **options)
-        started.append(process)
-        return process
-
-    yield start_
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
-@pytest.fixture
-def run(start):
-    def run_(*arguments, **options):
-        process = start(*arguments, **options)
-        stdout, stderr = process.communicate(timeout=TIMEOUT_SECONDS)
-        return process.returncode, stdout, stderr
-
-    return run_
-
-
 @pytest.fixture(scope="module")
 def int4_folder(tmp_path_factory):
     """mini in INT4, and what the command printed."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 from kv_policies import ByLayer
 from oracles import MINI, oracle_folder
+from packet_record import record
 
 from moechat import SamplingParams, _native
 from moechat.errors import BadParameter, PacketRefused
@@ -32,19 +31,6 @@ def prose_ids(engine, count=400):
     ids = engine.text.tokenizer.encode(text * 40)
     assert len(ids) >= count
     return ids[:count]
-
-
-def record(engine, monkeypatch):
-    """Copies of all packets that the engine's prefill sends from now on."""
-    packets = []
-    send = engine.decode.channel.send_packet
-
-    def recording(packet, cancelled):
-        packets.append(copy.deepcopy(packet))
-        return send(packet, cancelled)
-
-    monkeypatch.setattr(engine.decode.channel, "send_packet", recording)
-    return packets
 
 
 def sent_bytes(packets):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 import time
 
 import numpy as np
 import pytest
 from oracles import MINI, expected
+from packet_record import record
 
 from moechat import SamplingParams
 from moechat.errors import PacketRefused
@@ -20,19 +20,6 @@ GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_end=True)
 
 def tokens_of(handle):
     return [event.token_id for event in handle if event.token_id is not None]
-
-
-def record(engine, monkeypatch):
-    """Copies of all packets that the engine's prefill sends from now on."""
-    packets = []
-    send = engine.decode.channel.send_packet
-
-    def recording(packet, cancelled):
-        packets.append(copy.deepcopy(packet))
-        return send(packet, cancelled)
-
-    monkeypatch.setattr(engine.decode.channel, "send_packet", recording)
-    return packets
 
 
 def test_recorded_packets_replayed_into_a_fresh_decode_worker(

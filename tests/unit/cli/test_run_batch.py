@@ -37,15 +37,21 @@ def test_batch_without_failures_is_0(moechat):
     assert moechat("run", "mini", "--batch", stdin=b"").stdout == ""
 
 
-def test_batch_interrupted_says_where_to_go_on(moechat):
-    def interrupted(text):
+def interrupt_at_b(moechat):
+    """From now on the line "b" interrupts the process before it is answered."""
+
+    def script(text):
         if text == "b":
             os.kill(os.getpid(), signal.SIGINT)
             while not moechat.engine.cancelled:
                 time.sleep(0.001)
         yield Token(5, text)
 
-    moechat.engine.script = interrupted
+    moechat.engine.script = script
+
+
+def test_batch_interrupted_says_where_to_go_on(moechat):
+    interrupt_at_b(moechat)
     result = moechat("run", "mini", "--batch", "--concurrency", "1", stdin=b"a\nb\nc\n")
     assert result.code == 130
     assert [json.loads(line)["text"] for line in result.stdout.splitlines()] == ["a"]
@@ -104,16 +110,9 @@ def test_batch_verb_reads_a_file_or_stdin(moechat, tmp_path):
 
 
 def test_batch_verb_says_how_to_go_on_with_its_file(moechat, tmp_path):
-    def interrupted(text):
-        if text == "b":
-            os.kill(os.getpid(), signal.SIGINT)
-            while not moechat.engine.cancelled:
-                time.sleep(0.001)
-        yield Token(5, text)
-
     path = tmp_path / "my questions"
     path.write_bytes(b"a\nb\nc\n")
-    moechat.engine.script = interrupted
+    interrupt_at_b(moechat)
     result = moechat("batch", str(path), "--concurrency", "1")
     assert result.code == 130
     assert f"`tail -n +2 '{path}' | moechat batch - …`" in result.stderr
