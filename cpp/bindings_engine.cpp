@@ -298,7 +298,8 @@ void register_engine(py::module_& m) {
 
   m.def("generate",
         [](DecodeStep& step, const PyModel& model, const std::vector<Generation*>& generations,
-           const CancelFlag& interrupt) {
+           const CancelFlag& interrupt, int64_t max_steps) {
+          check(max_steps >= 0, "the number of steps is negative");
           check(&step.model() == &model.model, "the step belongs to another model");
           for (size_t i = 0; i < generations.size(); ++i) {
             check(generations[i] != nullptr, "a generation cannot be None");
@@ -310,9 +311,10 @@ void register_engine(py::module_& m) {
                     "two generations share a cache");
           }
           const py::gil_scoped_release release;
-          generate(step, generations, model.model.dims.vocab, interrupt);
+          return generate(step, generations, model.model.dims.vocab, interrupt, max_steps);
         },
-        py::arg("step"), py::arg("model"), py::arg("generations"), py::arg("interrupt"));
+        py::arg("step"), py::arg("model"), py::arg("generations"), py::arg("interrupt"),
+        py::arg("max_steps") = 0);
 }
 
 }  // namespace moechat

@@ -302,5 +302,9 @@ class Generation:
     def num_accepted(self) -> int: ...
 
 def generate(
-    step: DecodeStep, model: Model, generations: Sequence[Generation], interrupt: CancelFlag
-) -> None: ...
+    step: DecodeStep,
+    model: Model,
+    generations: Sequence[Generation],
+    interrupt: CancelFlag,
+    max_steps: int = 0,
+) -> int: ...

@@ -111,7 +111,7 @@ def gemv() -> None:
     """FP8 GEMV by instruction set against plain reading."""
     from measure_gemv import gemv as table
 
-    table()
+    table("fp8", 1)
 
 
 def _cpu_seconds(pid: int) -> float:

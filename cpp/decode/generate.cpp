@@ -120,8 +120,8 @@ void draft(std::vector<Turn>& turns, std::vector<DraftRequest>& requests) {
 
 }  // namespace
 
-void generate(DecodeStep& step, const std::vector<Generation*>& generations, int64_t vocab,
-              const CancelFlag& interrupt) {
+int64_t generate(DecodeStep& step, const std::vector<Generation*>& generations, int64_t vocab,
+                 const CancelFlag& interrupt, int64_t max_steps) {
   const int64_t width = step.model().dims.hidden;
   std::vector<float> logits(generations.size() * static_cast<size_t>(kMaxRow * vocab));
   std::vector<float> hidden(generations.size() * static_cast<size_t>(kMaxRow * width));
@@ -131,7 +131,12 @@ void generate(DecodeStep& step, const std::vector<Generation*>& generations, int
   const auto take_back = [&turns] {
     for (const Turn& turn : turns) turn.generation->cache->truncate(turn.position);
   };
-  while (!any_finished(generations) && !interrupt.raised()) {
+  int64_t num_steps = 0;
+  const auto goes_on = [&] {
+    return !any_finished(generations) && !interrupt.raised() &&
+           (max_steps == 0 || num_steps < max_steps);
+  };
+  while (goes_on()) {
     turns.clear();
     rows.clear();
     for (Generation* g : generations) {
@@ -142,6 +147,7 @@ void generate(DecodeStep& step, const std::vector<Generation*>& generations, int
     }
     if (turns.empty()) {
       std::this_thread::sleep_for(kReaderPause);
+      if (max_steps != 0) break;  // the caller has other work meanwhile
       continue;
     }
     for (const Turn& turn : turns)
@@ -165,7 +171,9 @@ void generate(DecodeStep& step, const std::vector<Generation*>& generations, int
     }
     for (Turn& turn : turns) end_turn(turn, vocab);
     draft(turns, requests);
+    ++num_steps;
   }
+  return num_steps;
 }
 
 }  // namespace moechat

@@ -36,10 +36,10 @@ struct Generation {
   int64_t num_drafted = 0, num_accepted = 0;  // drafts that a step verified, and found right
 };
 
-// Steps all generations together until one of them finishes or `interrupt` is raised. Generations
-// whose queue is full sit out. Throws what DecodeStep::run throws, caches truncated to the tokens
-// before the failed step.
-void generate(DecodeStep& step, const std::vector<Generation*>& generations, int64_t vocab,
-              const CancelFlag& interrupt);
+// Steps all generations together until one of them finishes, `interrupt` is raised or `max_steps`
+// (0: no limit) are done; returns how many were. Generations whose queue is full sit out. Throws
+// what DecodeStep::run throws, caches truncated to the tokens before the failed step.
+int64_t generate(DecodeStep& step, const std::vector<Generation*>& generations, int64_t vocab,
+                 const CancelFlag& interrupt, int64_t max_steps);
 
 }  // namespace moechat

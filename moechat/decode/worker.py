@@ -88,6 +88,9 @@ class Close:
     """End the thread; running generations are cancelled."""
 
 
+# How much of a step's time goes to messages between two steps at most, but one is always handled.
+MESSAGES_SHARE = 0.1
+
 Control = Truncate | StepLast | DecodeStart | Attach | Close
 
 
@@ -104,6 +107,7 @@ class DecodeWorker:
         self._refused: dict[int, Exception] = {}  # first bad packet of a session
         self._running: list[_Running] = []
         self._closing = False
+        self._step_seconds = 0.0  # of the last steps, on average
         self._thread = threading.Thread(target=self._run, name="decode", daemon=True)
         self._thread.start()
 
@@ -116,15 +120,24 @@ class DecodeWorker:
     def _run(self) -> None:
         while not self._closing:
             self._interrupt.clear()
-            while message := self.channel.receive(block=not self._running and not self._closing):
-                self._handle(message)
+            all_read = self._read_channel()
             if self._running and not self._closing:
-                self._generate()
+                self._generate(max_steps=0 if all_read else 1)
         for running in self._running:
             self._finish(running, "cancelled", None)
         self.channel.close()
         while message := self.channel.receive(block=False):
             self._refuse(message)
+
+    def _read_channel(self) -> bool:
+        """Handle what has arrived; False when, beside running generations, it took too long."""
+        began = time.monotonic()
+        while message := self.channel.receive(block=not self._running and not self._closing):
+            self._handle(message)
+            spent_seconds = time.monotonic() - began
+            if self._running and spent_seconds > MESSAGES_SHARE * self._step_seconds:
+                return False
+        return True
 
     @staticmethod
     def _refuse(message: KVPacket | Control) -> None:
@@ -139,12 +152,19 @@ class DecodeWorker:
             case Truncate():
                 message.done()
 
-    def _generate(self) -> None:
-        """Step until a generation finishes or a message arrives; close what finished."""
+    def _generate(self, max_steps: int) -> None:
+        """Step until a generation finishes or a message arrives; close what finished.
+
+        ``max_steps`` 0: no limit.
+        """
+        began = time.monotonic()
         error: Exception | None = None
         generations = [running.generation for running in self._running]
         try:
-            _native.generate(self._step.native, self._step.model, generations, self._interrupt)
+            steps = _native.generate(
+                self._step.native, self._step.model, generations, self._interrupt, max_steps
+            )
+            self._step_seconds = (time.monotonic() - began) / max(steps, 1)
         except Exception as failure:  # told to whoever waits: this thread serves everybody
             error = failure
         for running in list(self._running):

@@ -7,6 +7,7 @@ tokens stand together in ``payload[tier]``, in token order, its scales in ``scal
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,9 @@ from moechat.kv.tiers import DROPPED, Tier, coded_parts, tier_sizes
 
 VERSION = 2
 TIER_NATIVE = int(Tier.NATIVE)
+# A prefill's layer crosses in packets of at most so many tokens: decode steps wait for no more than
+# one of them at a time.
+PACKET_TOKENS = 512
 
 _COMPUTE_DTYPES: dict[str, np.dtype[Any]] = {
     "bf16": np.dtype(np.uint16),
@@ -60,6 +64,12 @@ class KVPacket:
     def header_bytes(self) -> int:
         """Positions and tiers."""
         return self.positions.nbytes + self.tiers.nbytes
+
+
+def packet_parts(num_tokens: int) -> Iterator[slice]:
+    """The tokens of a span, packet by packet."""
+    for begin in range(0, num_tokens, PACKET_TOKENS):
+        yield slice(begin, min(begin + PACKET_TOKENS, num_tokens))
 
 
 def native_packet(

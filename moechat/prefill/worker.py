@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from moechat.errors import EngineClosed
 from moechat.events import PrefillProgress, Queued
 from moechat.kv.cache import KVCache
 from moechat.kv.channel import Channel
-from moechat.kv.packet import KVPacket, encode_packet, native_packet
+from moechat.kv.packet import KVPacket, encode_packet, native_packet, packet_parts
 from moechat.kv.policy import KVPolicy
 from moechat.kv.tiers import DROPPED
 from moechat.prefill.cpu import CpuPrefill, LayerOutput
@@ -146,8 +146,9 @@ class PrefillWorker:
             output = span.run_layer(job.cancel, job.policy.window)
             if output is None:
                 return False
-            if not self._send(job, _encode(job, epoch, layer, positions, output)):
-                return False
+            for packet in _packets(job, epoch, layer, positions, output):
+                if not self._send(job, packet):
+                    return False
             job.progress(
                 PrefillProgress(
                     layers_done=layer + 1,
@@ -161,9 +162,12 @@ class PrefillWorker:
             if job.result.logits is None:
                 return False
         if cache.draft is not None and (slots := span.draft(job.next_id, job.cancel)):
-            packet = native_packet(cache.session, epoch, cache.num_layers, *slots)
-            if not self._send(job, packet):
-                return False
+            for part in packet_parts(len(slots[0])):
+                packet = native_packet(
+                    cache.session, epoch, cache.num_layers, slots[0][part], slots[1][part]
+                )
+                if not self._send(job, packet):
+                    return False
             job.result.kv_native_bytes += 2 * slots[1].size
         job.result.seconds = time.perf_counter() - started
         return True
@@ -175,10 +179,10 @@ class PrefillWorker:
         return True
 
 
-def _encode(
+def _packets(
     job: PrefillJob, epoch: int, layer: int, positions: NDArray[np.int32], output: LayerOutput
-) -> KVPacket:
-    """One layer's packet, as the policy has it."""
+) -> Iterator[KVPacket]:
+    """One layer's packets, as the policy has it. Encoded one by one, as they are sent."""
     started = time.perf_counter()
     num_tokens, mass_n = len(positions), output.window_mass_n
     tiers = job.policy.tiers(
@@ -187,16 +191,18 @@ def _encode(
     if tiers[-1] == DROPPED:  # how far the cache is complete shows by the last slot
         raise ValueError(f"the KV policy {job.policy.name} dropped the last token")
     cache, rows = job.cache, output.kv_TW
-    packet = encode_packet(
-        cache.session,
-        epoch,
-        layer,
-        positions,
-        rows,
-        tiers,
-        cache.layout,
-        centre_keys=job.policy.centre_keys,
-    )
     job.result.kv_native_bytes += 2 * rows.size
-    job.result.kv_encode_seconds += time.perf_counter() - started
-    return packet
+    for part in packet_parts(num_tokens):
+        packet = encode_packet(
+            cache.session,
+            epoch,
+            layer,
+            positions[part],
+            rows[part],
+            tiers[part],
+            cache.layout,
+            centre_keys=job.policy.centre_keys,
+        )
+        job.result.kv_encode_seconds += time.perf_counter() - started
+        yield packet
+        started = time.perf_counter()
