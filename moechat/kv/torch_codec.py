@@ -1,16 +1,13 @@
 """KV packets of rows that lie on a torch device, and rows on a device from packets.
 
 The same bytes as kv/packet.py with the native codec (kernels/kv_codec/kv_codec.h has the codes).
-This module imports torch, which the rest of the product does without: import it where rows are on
-a device. Operations are single torch calls, so that no product and sum become one rounding.
+It imports torch, which the rest of the product does without: import it where rows are on a device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -20,50 +17,14 @@ from numpy.typing import NDArray
 from moechat.errors import PacketRefused
 from moechat.kv.layout import KVLayout
 from moechat.kv.packet import KVPacket, check_span, not_encodable, sealed, verify
-from moechat.kv.tiers import BITS, DROPPED, Code, Tier, coded_parts, tier_sizes
+from moechat.kv.tiers import DROPPED, Tier, tier_sizes
+from moechat.kv.torch_rows import RowSum, decode_rows, encode_run, runs_of, summations
 
 # Integers of an element's size carry every bit pattern unchanged, a NaN's too.
 _INTEGERS = {torch.bfloat16: torch.int16, torch.float32: torch.int32}
 _HOST_DTYPES: dict[torch.dtype, type[Any]] = {torch.bfloat16: np.uint16, torch.float32: np.float32}
 _COMPUTE_DTYPES = {"bf16": torch.bfloat16, "exact": torch.float32}
-_STEPS: dict[Code, float] = {"int8": 127.0, "int4": 8.0}
-_LARGEST_HALF = 65504.0
 _ALIGNMENT_BYTES = 16
-
-# (sums float32 [C] of rows float32 [m, C], taken one row after the other; bool [], whether they
-# surely are).
-_Sum = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-
-
-@dataclass(frozen=True)
-class _Run:
-    """``count`` neighbouring parts of one width and code, all of them centred or none."""
-
-    begin: int
-    count: int
-    width: int
-    code: Code
-    centred: bool
-
-    @property
-    def end(self) -> int:
-        return self.begin + self.count * self.width
-
-    @property
-    def payload_bytes(self) -> int:
-        return self.count * ((self.width * BITS[self.code] + 7) // 8)
-
-
-@lru_cache(maxsize=64)
-def _runs(layout: KVLayout, tier: Tier, num_centred: int) -> tuple[_Run, ...]:
-    """The parts of a coded tier as runs, in order. ValueError as coded_parts."""
-    parts = coded_parts(layout, tier)
-    alike = groupby(parts, lambda p: (p[1], p[2], p[2] != "f16" and p[0] + p[1] <= num_centred))
-    runs = []
-    for (width, code, centred), group in alike:
-        members = list(group)
-        runs.append(_Run(members[0][0], len(members), width, code, centred))
-    return tuple(runs)
 
 
 @dataclass(frozen=True)
@@ -107,10 +68,10 @@ def encode_packet(
     order = np.argsort(tiers, kind="stable")[: len(tiers) - counts[DROPPED]]
     quantised = np.flatnonzero(np.isin(tiers, scaled)) if centre_keys else order[:0]
     order_bytes, quantised_bytes = _upload([order, quantised], rows.device)
-    by_tier = order_bytes.view(torch.int64).split([int(counts[tier]) for tier in chosen])
+    by_tier = torch.split(order_bytes.view(torch.int64), [int(counts[tier]) for tier in chosen])
     numbers = dict(zip(chosen, by_tier))
 
-    for sum_rows in _summations(rows.device):
+    for sum_rows in summations(rows.device):
         coded = _encode(rows, numbers, quantised_bytes.view(torch.int64), layout, sum_rows)
         tensors = [coded.findings, coded.centre, *coded.payload.values(), *coded.scales.values()]
         flat = iter(_download(tensors))
@@ -152,10 +113,11 @@ def decode_packet(
         raise _refused(packet, "the centre must be finite")
     order = np.argsort(packet.tiers, kind="stable")
     counts = np.bincount(packet.tiers, minlength=max(Tier) + 1)
+    arrays: list[NDArray[Any]]
     arrays = [order, packet.centre, *packet.payload.values(), *packet.scales.values()]
     flat = iter(_upload(arrays, device))
     chosen = sorted(packet.payload)
-    by_tier = next(flat).view(torch.int64).split([int(counts[code]) for code in chosen])
+    by_tier = torch.split(next(flat).view(torch.int64), [int(counts[code]) for code in chosen])
     numbers = dict(zip(chosen, by_tier))
     centre = next(flat).view(torch.float16).float()
     payload = {code: next(flat).reshape(int(counts[code]), -1) for code in packet.payload}
@@ -172,8 +134,8 @@ def decode_packet(
             integers = _INTEGERS[dtype]
             rows.view(integers).index_copy_(0, numbers[code], tier_payload.view(integers))
             continue
-        runs = _runs(layout, Tier(code), len(centre))
-        tier_rows = _decode_rows(tier_payload, scales.get(code), runs, centre)
+        runs = runs_of(layout, Tier(code), len(centre))
+        tier_rows = decode_rows(tier_payload, scales.get(code), runs, centre)
         finite.append(torch.isfinite(tier_rows).all())
         rows.index_copy_(0, numbers[code], tier_rows.to(dtype))
     if finite and not bool(torch.stack(finite).all()):
@@ -190,7 +152,7 @@ def _encode(
     numbers: dict[Tier, torch.Tensor],
     quantised: torch.Tensor,
     layout: KVLayout,
-    sum_rows: _Sum,
+    sum_rows: RowSum,
 ) -> _Coded:
     """``numbers`` (int64) of each tier's rows; the centre is of ``quantised`` rows, if any."""
     payload: dict[int, torch.Tensor] = {}
@@ -200,7 +162,6 @@ def _encode(
     if len(quantised):
         keys = rows[:, : layout.centred_width].index_select(0, quantised).float()
         sums, in_order = sum_rows(keys)
-        # A divisor on the device: by one on the host, CUDA multiplies with its reciprocal.
         centre = (sums / sums.new_full((), len(quantised))).to(torch.float16)
         channels = torch.arange(len(centre), device=rows.device)
         findings = [in_order.long(), _first(~torch.isfinite(centre), channels)]
@@ -212,7 +173,7 @@ def _encode(
             continue
         tier_rows = rows.index_select(0, tier_numbers).float()
         runs = [
-            _encode_run(tier_rows, run, wide_centre) for run in _runs(layout, tier, len(centre))
+            encode_run(tier_rows, run, wide_centre) for run in runs_of(layout, tier, len(centre))
         ]
         payload[int(tier)] = torch.cat([run_payload for run_payload, _, _ in runs], 1)
         if tier_scales := [run_scales for _, run_scales, _ in runs if run_scales is not None]:
@@ -224,101 +185,8 @@ def _encode(
 
 def _first(bad: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     """The number (they rise) of the first that is bad, or -1: int64 []."""
-    place = bad.long().argmax()
-    return torch.where(bad.any(), numbers[place], numbers.new_full((), -1))
-
-
-def _encode_run(
-    rows_mw: torch.Tensor, run: _Run, centre: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """(payload uint8 [m, bytes], scales float16 [m, parts] if any, bad bool [m]) of float32 rows.
-
-    What a bad row's bytes are means nothing.
-    """
-    shape = (len(rows_mw), run.count, run.width)
-    values = rows_mw[:, run.begin : run.end].reshape(shape)
-    if run.centred:
-        values = values - centre[run.begin : run.end].reshape(shape[1:])
-    largest = values.abs().amax(2)
-    if run.code == "f16":
-        halves = values.to(torch.float16).reshape(len(rows_mw), -1)
-        return halves.view(torch.uint8), None, ~(largest <= _LARGEST_HALF).all(1)
-
-    wanted = largest / largest.new_full((), _STEPS[run.code])
-    nearest = wanted.to(torch.float16)
-    below = (nearest.float() < wanted) | ((nearest == 0) & (largest > 0))
-    scales = (nearest.view(torch.int16) + below).view(torch.float16)
-    bad = ~torch.isfinite(scales).all(1)
-    if run.code == "int4":
-        scales = torch.where(values.amin(2) == -largest, scales, -scales)
-    inverse = torch.where(scales == 0, 0.0, scales.float().reciprocal())
-    codes = (values * inverse[:, :, None]).round()
-    if run.code == "int8":
-        payload = codes.to(torch.int8).view(torch.uint8)
-    else:
-        nibbles = (codes + 8).clamp(max=15).to(torch.uint8)
-        second = (run.width + 1) // 2
-        high = torch.nn.functional.pad(nibbles[:, :, second:], (0, run.width % 2), value=8)
-        payload = nibbles[:, :, :second] | high << 4
-    return payload.reshape(len(rows_mw), -1), scales, bad
-
-
-def _decode_rows(
-    payload: torch.Tensor,
-    scales: torch.Tensor | None,
-    runs: Sequence[_Run],
-    centre: torch.Tensor,
-) -> torch.Tensor:
-    """float32 rows [m, W] of one coded tier; not finite where scales or values are not."""
-    columns = []
-    offset_bytes = first_scale = 0
-    for run in runs:
-        shape = (len(payload), run.count, -1)
-        # A copy, since its float16 values may lie at odd bytes.
-        coded = payload[:, offset_bytes : offset_bytes + run.payload_bytes].clone(
-            memory_format=torch.contiguous_format
-        )
-        offset_bytes += run.payload_bytes
-        if run.code == "f16":
-            columns.append(coded.view(torch.float16).float())
-            continue
-        coded = coded.reshape(shape)
-        if run.code == "int8":
-            codes = coded.view(torch.int8).float()
-        else:
-            codes = torch.cat([coded & 15, coded >> 4], 2)[:, :, : run.width].float() - 8
-        assert scales is not None  # verify() saw them
-        values = codes * scales[:, first_scale : first_scale + run.count, None].float()
-        first_scale += run.count
-        if run.centred:
-            values = values + centre[run.begin : run.end].reshape(shape[1:])
-        columns.append(values.reshape(len(payload), -1))
-    return torch.cat(columns, 1)
-
-
-def _summations(device: torch.device) -> tuple[_Sum, ...]:
-    """Ways to sum rows in order; each next one for what the one before was not sure of."""
-    return (_sum_one_by_one,) if device.type == "cpu" else (_sum_by_scan, _sum_one_by_one)
-
-
-def _sum_one_by_one(rows_mc: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """An operation a row."""
-    total = torch.zeros_like(rows_mc[0])
-    for row in rows_mc:
-        total += row
-    return total, torch.ones((), dtype=torch.bool, device=rows_mc.device)
-
-
-def _sum_by_scan(rows_mc: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """One scan over the rows, and its own check.
-
-    CUDA scans the outer dimension in order, but nobody promises that. If every sum is the one
-    before plus a row, all are.
-    """
-    totals = rows_mc.cumsum(0)
-    steps = torch.nn.functional.pad(totals[:-1], (0, 0, 1, 0)) + rows_mc
-    # A sum from zero on is never -0.
-    return totals[-1] + 0.0, (totals == steps).all()
+    first = numbers.take(bad.long().argmax())  # an index of a tensor would wait for the device
+    return torch.where(bad.any(), first, numbers.new_full((), -1))
 
 
 def _places(sizes_bytes: Sequence[int]) -> tuple[list[slice], int]:
