@@ -13,7 +13,7 @@ from kv_layouts import GROUPED, LATENT, grouped, latent
 
 from moechat.errors import KVNotEncodable, PacketRefused
 from moechat.kv import packet as native
-from moechat.kv.layout import KVLayout
+from moechat.kv.layout import KVLayout, Part
 from moechat.kv.packet import KVPacket, checksum, verify
 from moechat.kv.tiers import DROPPED, Tier
 
@@ -44,7 +44,7 @@ def finite_bits(random: np.random.Generator, shape: tuple[int, ...], compute: st
     bits |= random.integers(0, 1 << fraction_bits, shape, np.uint32)
     bits[random.random(shape) < 0.1] = 0
     coarse = random.random(shape[0]) < 0.3
-    bits[coarse] &= np.uint32(0b110 << fraction_bits - 1 | 0x78 << fraction_bits)
+    bits[coarse] &= np.uint32(0xFE << fraction_bits | 1 << fraction_bits - 1)
     bits[random.random(shape[0]) < 0.1] = 0
     bits |= random.integers(0, 2, shape, np.uint32) << np.uint32(8 + fraction_bits)
     return bits.astype(BITS[compute]).view(OWN[compute])
@@ -136,6 +136,19 @@ def test_every_float16_and_every_tie_between_two() -> None:
         np.arange(2, dtype=np.int32), rows, np.full(2, Tier.FP16, np.uint8), layout
     )
     decode_both(packet, layout, "exact")
+
+
+@pytest.mark.parametrize(("tier", "steps"), [(Tier.INT8, 127), (Tier.INT4, 8)])
+def test_scales_that_are_a_float16_and_their_neighbours(tier: Tier, steps: int) -> None:
+    halves = np.arange(1, 0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
+    exact = halves * np.float32(steps)  # no rounding: 11 bits times 7
+    above = np.nextafter(exact[:-1], np.float32(np.inf))
+    tiny = np.arange(1, 200, dtype=np.uint32).view(np.float32)  # / steps may be 0 in float32
+    rows = np.concatenate([exact, above, np.nextafter(exact, np.float32(0)), tiny])[:, None]
+    rows = rows * np.array([1, -0.5], np.float32)
+    positions, tiers = np.arange(len(rows), dtype=np.int32), np.full(len(rows), tier, np.uint8)
+    layout = KVLayout((Part(0, 2, "key"),))
+    decode_both(encode_both(positions, rows, tiers, layout), layout, "exact")
 
 
 @pytest.mark.parametrize("compute", ["bf16", "exact"])
@@ -273,9 +286,32 @@ def test_what_is_not_finite_is_refused(field: str, key: int | None, value: int) 
     array = (arrays if key is None else arrays[key]).copy()
     array.reshape(-1).view(np.uint16)[-1] = value
     other = resealed(packet, field, array if key is None else {**arrays, key: array})
-    for decode in (native.decode_packet, lambda *given: torch_codec.decode_packet(*given, "cpu")):
-        with pytest.raises(PacketRefused, match="layer 6.*finite"):
-            decode(other, GROUPED, "exact")
+    refused_alike(other)
+
+
+def refused_alike(packet: KVPacket) -> None:
+    with pytest.raises(PacketRefused, match=r"layer 6.*finite") as wanted:
+        native.decode_packet(packet, GROUPED, "exact")
+    with pytest.raises(PacketRefused) as got:
+        torch_codec.decode_packet(packet, GROUPED, "exact", "cpu")
+    assert str(got.value) == str(wanted.value)
+
+
+def test_a_centre_that_nothing_uses_is_checked_alike() -> None:
+    positions, rows, tiers, layout = centred_span(8)
+    centre = np.full(layout.centred_width, np.inf, np.float16)
+    tiers[:] = Tier.NATIVE
+    decode_both(
+        resealed(encode_both(positions, rows, tiers, layout), "centre", centre), layout, "exact"
+    )
+    tiers[4] = Tier.FP16
+    refused_alike(resealed(encode_both(positions, rows, tiers, layout), "centre", centre))
+
+
+def test_native_rows_of_a_packet_may_be_strided() -> None:
+    positions, rows, _, _ = centred_span(8)
+    packet = native.native_packet(4, 5, 6, positions, rows[:, 1:2])
+    decode_both(packet, KVLayout((Part(0, 1, "key"),)), "exact")
 
 
 def test_what_is_damaged_or_foreign_is_refused() -> None:
@@ -283,8 +319,8 @@ def test_what_is_damaged_or_foreign_is_refused() -> None:
     torch_codec.decode_packet(packet, GROUPED, "exact", "cpu")
     damaged = copy.copy(packet)
     object.__setattr__(damaged, "layer", 7)
-    for given, layout, compute in [
+    for refused, layout, compute in [
         (damaged, GROUPED, "exact"), (packet, LATENT, "exact"), (packet, grouped(4, 8), "exact"),
     ]:  # fmt: skip
         with pytest.raises(PacketRefused):
-            torch_codec.decode_packet(given, layout, compute, "cpu")
+            torch_codec.decode_packet(refused, layout, compute, "cpu")
