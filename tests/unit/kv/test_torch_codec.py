@@ -1,8 +1,9 @@
-"""The torch codec against the native one, byte for byte, on torch's CPU device."""
+"""The torch codec against the native one, byte for byte, on torch's CPU device and CUDA if any."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import fields
 
 import numpy as np
@@ -20,6 +21,7 @@ from moechat.kv.tiers import DROPPED, Tier
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'moechat[gpu]'")
 from moechat.kv import torch_codec, torch_rows  # noqa: E402
 
+DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 BITS = {"bf16": np.uint16, "exact": np.uint32}
 OWN = {"bf16": np.uint16, "exact": np.float32}
 
@@ -50,17 +52,30 @@ def finite_bits(random: np.random.Generator, shape: tuple[int, ...], compute: st
     return bits.astype(BITS[compute]).view(OWN[compute])
 
 
-def encode_both(*span: object, **settings: object) -> KVPacket:
-    """The native packet, after the other was seen to be the same, or to be refused the same."""
+def encode_both(
+    *span: object, devices: Sequence[str] = DEVICES, centre_keys: bool = False
+) -> KVPacket:
+    """The native packet, after the others were seen to be the same, or to be refused the same."""
     positions, rows, *rest = span
-    try:
-        wanted = native.encode_packet(4, 5, 6, positions, rows, *rest, **settings)
-    except (ValueError, KVNotEncodable) as error:
-        with pytest.raises(type(error)) as caught:
-            torch_codec.encode_packet(4, 5, 6, positions, to_torch(rows), *rest, **settings)
-        assert str(caught.value) == str(error)
-        raise
-    got = torch_codec.encode_packet(4, 5, 6, positions, to_torch(rows), *rest, **settings)
+    for device in devices:
+        given_rows = to_torch(rows).to(device)
+        try:
+            wanted = native.encode_packet(4, 5, 6, positions, rows, *rest, centre_keys=centre_keys)
+        except (ValueError, KVNotEncodable) as error:
+            with pytest.raises(type(error)) as caught:
+                torch_codec.encode_packet(
+                    4, 5, 6, positions, given_rows, *rest, centre_keys=centre_keys
+                )
+            assert str(caught.value) == str(error)
+            raise
+        got = torch_codec.encode_packet(
+            4, 5, 6, positions, given_rows, *rest, centre_keys=centre_keys
+        )
+        same_packets(got, wanted)
+    return wanted
+
+
+def same_packets(got: KVPacket, wanted: KVPacket) -> None:
     for field in fields(KVPacket):
         mine, own = getattr(got, field.name), getattr(wanted, field.name)
         if not isinstance(own, dict):
@@ -69,21 +84,19 @@ def encode_both(*span: object, **settings: object) -> KVPacket:
         for key in own:
             if isinstance(own[key], np.ndarray):
                 assert mine[key].dtype == own[key].dtype and mine[key].shape == own[key].shape
-                np.testing.assert_array_equal(
-                    mine[key].reshape(-1).view(np.uint8), own[key].reshape(-1).view(np.uint8)
-                )
+                assert mine[key].tobytes() == own[key].tobytes(), (field.name, key)
             else:
                 assert mine[key] == own[key]
-    return got
 
 
 def decode_both(packet: KVPacket, layout: KVLayout, compute: str) -> None:
     wanted_positions, wanted = native.decode_packet(packet, layout, compute)
-    positions, rows = torch_codec.decode_packet(packet, layout, compute, "cpu")
-    assert positions.tolist() == wanted_positions.tolist()
-    assert rows.dtype == {"bf16": torch.bfloat16, "exact": torch.float32}[compute]
-    assert tuple(rows.shape) == wanted.shape
-    assert bits_of(rows) == wanted.tobytes()
+    for device in DEVICES:
+        positions, rows = torch_codec.decode_packet(packet, layout, compute, device)
+        assert positions.tolist() == wanted_positions.tolist()
+        assert rows.dtype == {"bf16": torch.bfloat16, "exact": torch.float32}[compute]
+        assert rows.device.type == device and tuple(rows.shape) == wanted.shape
+        assert bits_of(rows.cpu()) == wanted.tobytes()
 
 
 @st.composite
@@ -203,7 +216,7 @@ def test_the_centre_is_summed_in_the_order_of_the_rows(monkeypatch, ways: list[s
         return lambda rows: taken.append(name) or getattr(torch_rows, name)(rows)
 
     monkeypatch.setattr(torch_codec, "summations", lambda device: [counted(w) for w in ways])
-    packet = encode_both(*centred_span(1000), centre_keys=True)
+    packet = encode_both(*centred_span(1000), devices=["cpu"], centre_keys=True)
     assert taken == ways  # the CPU's scan adds in float64, and must not be believed
     assert packet.centre[3].tobytes() == b"\0\0"
 
