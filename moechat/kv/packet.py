@@ -78,7 +78,7 @@ def native_packet(
     """A packet whose tokens all are NATIVE. ``rows`` [n, W] is kept, not copied."""
     tiers = np.full(len(positions), TIER_NATIVE, np.uint8)
     payload = {TIER_NATIVE: rows} if len(positions) else {}
-    return _sealed(session, epoch, layer, positions, tiers, payload, {}, np.empty(0, np.float16))
+    return sealed(session, epoch, layer, positions, tiers, payload, {}, np.empty(0, np.float16))
 
 
 def encode_packet(
@@ -101,7 +101,9 @@ def encode_packet(
     ValueError: shapes and types that do not belong together, and tiers that the layout has not.
     KVNotEncodable: a value in a coded tier that is not finite, or too large for float16.
     """
-    _check_input(positions, rows, tiers, layout)
+    if rows.dtype not in _COMPUTE_DTYPES.values():
+        raise ValueError("rows must be uint16 (BF16) or float32")
+    check_span(positions, rows.shape, tiers, layout)
     counts = np.bincount(tiers, minlength=DROPPED + 1)
     if counts[TIER_NATIVE] == len(tiers):
         return native_packet(session, epoch, layer, positions, rows)
@@ -124,32 +126,39 @@ def encode_packet(
     except _native.NativeError as error:
         if error.args[0] != "kv-not-encodable":
             raise ValueError(error.args[1]) from error
-        raise KVNotEncodable(
-            f"the keys and values of layer {layer} cannot be encoded",
-            str(error.args[1]),
-            "Native precision carries them unchanged",
-        ) from error
+        raise not_encodable(layer, str(error.args[1])) from error
     kept = tiers != DROPPED
     positions, tiers = positions[kept], tiers[kept]
-    return _sealed(session, epoch, layer, positions, tiers, payload, scales, centre)
+    return sealed(session, epoch, layer, positions, tiers, payload, scales, centre)
 
 
-def _check_input(
-    positions: NDArray[np.int32], rows: NDArray[Any], tiers: NDArray[np.uint8], layout: KVLayout
+def not_encodable(layer: int, reason: str) -> KVNotEncodable:
+    """The error of a value that no coded tier holds."""
+    return KVNotEncodable(
+        f"the keys and values of layer {layer} cannot be encoded",
+        reason,
+        "Native precision carries them unchanged",
+    )
+
+
+def check_span(
+    positions: NDArray[np.int32],
+    rows_shape: tuple[int, ...],
+    tiers: NDArray[np.uint8],
+    layout: KVLayout,
 ) -> None:
+    """ValueError unless positions, rows, tiers and layout belong together."""
     if positions.dtype != np.int32 or positions.ndim != 1:
         raise ValueError("positions must be int32 [n]")
     if tiers.dtype != np.uint8 or tiers.shape != positions.shape:
         raise ValueError("tiers must be uint8 [n]")
-    if rows.dtype not in _COMPUTE_DTYPES.values():
-        raise ValueError("rows must be uint16 (BF16) or float32")
-    if rows.shape != (len(positions), layout.width):
+    if rows_shape != (len(positions), layout.width):
         raise ValueError("rows must be [n, width of the layout]")
     if np.any((tiers > max(Tier)) & (tiers != DROPPED)):
         raise ValueError("a tier is unknown")
 
 
-def _sealed(
+def sealed(
     session: int,
     epoch: int,
     layer: int,
@@ -159,6 +168,7 @@ def _sealed(
     scales: dict[int, NDArray[Any]],
     centre: NDArray[np.float16],
 ) -> KVPacket:
+    """A packet of these fields with the checksum that belongs to them."""
     packet = KVPacket(
         VERSION, session, epoch, layer, positions, tiers, payload, scales, centre, checksum=0
     )
