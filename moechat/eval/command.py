@@ -7,6 +7,7 @@ what is there by then is told, and the report says that it was interrupted.
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +39,9 @@ from moechat.eval.ppl import Perplexity, measure_perplexity
 from moechat.eval.probe import probe
 from moechat.eval.settings import NeedleSettings, ScoringSettings
 from moechat.eval.texts import Source, encode_stream, read_source, windows
-from moechat.kv.verdict import Verdict, store_verdict
+from moechat.kv.layout import KVLayout
+from moechat.kv.tiers import Tier, budget_bytes_per_token, bytes_per_token
+from moechat.kv.verdict import CAUTIOUS_TIERS, Verdict, store_verdict
 
 EXIT_INTERRUPTED = 130
 _NOT_ENDED = "interrupted: these are the figures so far"
@@ -191,11 +194,13 @@ def settle_tiers(engine: Engine, budget: float | None) -> None:
 
     Ctrl-C, or a model that cannot be probed: the cautious tiers, and a line that says so.
     """
+    budget = KV_BUDGET if budget is None else budget
     verdict = known_verdict(engine.model.files)
     if verdict is None:
         with StatusLine(sys.stderr) as line:
             verdict = _first_probe(engine, line)
-    budget = KV_BUDGET if budget is None else budget
+            if verdict is None or verdict.num_tiers == CAUTIOUS_TIERS:
+                _say_what_drops(KVLayout.of(engine.spec), budget, line)
     engine.kv_policy = spectrum_policy(budget, engine.spec, verdict)
 
 
@@ -210,6 +215,14 @@ def _first_probe(engine: Engine, line: StatusLine) -> Verdict | None:
     line.say(f"KV probe: {verdict.text}")
     store_verdict(model_fingerprint(engine.model.files), verdict)
     return verdict
+
+
+def _say_what_drops(layout: KVLayout, budget: float, line: StatusLine) -> None:
+    """Without INT4 the usual budget is too small for all tokens of most models."""
+    least = bytes_per_token(layout, Tier.INT8) / budget_bytes_per_token(layout)
+    if budget < least:
+        enough = min(math.ceil(100 * least) / 100, 1)
+        line.say(f"KV probe: --kv-budget {budget:g} now drops tokens; {enough:g} drops none")
 
 
 def _windows(engine: Engine, source: Source, scoring: ScoringSettings) -> list[list[int]]:

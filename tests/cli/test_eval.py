@@ -90,7 +90,8 @@ def test_ctrl_c_ends_the_probe_and_not_the_answer(start):
     question = "What is the capital of Norway?"
     terminal, stderr = os.openpty()
     process = start(
-        *("run", "mini", "--kv", "spectrum", "--temperature", "0", question), stderr=stderr
+        *("run", "mini", "--kv", "spectrum", "--kv-budget", "0.7", "--temperature", "0", question),
+        stderr=stderr,
     )
     os.close(stderr)
     shown = b""

@@ -227,7 +227,9 @@ def test_without_a_verdict_two_tiers_are_used(monkeypatch, tmp_path, error, why)
     for _ in range(2):  # nothing is kept
         lowest, ran, said = engine.settle(monkeypatch, error)
         assert (lowest, ran) == (Tier.INT8, 1)
-        assert said.endswith(f"KV probe: {why}; two tiers of precision are used, without INT4\n")
+        told = f"KV probe: {why}; two tiers of precision are used, without INT4\n"
+        # A latent of 128 and a rotary key of 32: 194 of 320 bytes in INT8.
+        assert said.endswith(f"{told}KV probe: --kv-budget 0.4 now drops tokens; 0.61 drops none\n")
 
 
 def test_eval_probe_keeps_what_it_found_and_an_interruption_nothing(monkeypatch, capsys):
