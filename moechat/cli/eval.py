@@ -22,6 +22,7 @@ def build_app() -> typer.Typer:
     app.command("ppl")(ppl)
     app.command("needle")(needle)
     app.command("kv")(kv)
+    app.command("probe")(probe)
     return app
 
 
@@ -193,3 +194,24 @@ def kv(
     chosen = policies_of(names_in(policies), budget_fractions(budgets))
     with Interrupt():
         return run_kv(model, chosen, needles, scoring, threads=threads, as_json=as_json, plot=plot)
+
+
+def probe(
+    model: options.RequiredModelArgument,
+    threads: options.Threads = None,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> int:
+    """Whether a model bears 4-bit KV: what `--kv spectrum` may do with it.
+
+    Three needles are to be found in texts that cross with nearly every token in INT4, and the
+    logits are compared with those of native KV. The verdict is kept; `moechat show` tells it.
+
+    \b
+      moechat eval probe mini
+      moechat eval probe /path/model.gguf --json
+    """
+    from moechat.eval.command import run_probe
+
+    with Interrupt():
+        return run_probe(model, threads=threads, as_json=as_json)

@@ -29,6 +29,7 @@ RANGES = {
     "max_tokens": "1 or more",
 }
 KV_POLICIES = ("native", "auto", "fp16", "spectrum", "pdtrim", "snapkv", "int8", "int4", "k8v4")
+KV_POLICIES_WITH_BUDGET = ("auto", "spectrum", "pdtrim", "snapkv")
 
 
 MAX_CONCURRENCY, DEFAULT_CONCURRENCY = 64, 4
@@ -259,8 +260,8 @@ KVBudget = Annotated[
         "--kv-budget",
         parser=_kv_budget,
         metavar="NUMBER",
-        help="What spectrum, pdtrim and snapkv may send, of 2 bytes an element. Range: above 0, "
-        "up to 1. Default: 0.5.",
+        help="What spectrum (auto, too), pdtrim and snapkv may send, of 2 bytes an element. "
+        "Range: above 0, up to 1. Default: 0.5.",
         show_default=False,
     ),
 ]

@@ -140,6 +140,7 @@ def start(
     settings = {name: value for name, value in settings.items() if value is not None}
     if stop := overrides.pop("stop", None):
         overrides["stop"] = tuple(check_argument(text, "--stop") for text in stop)
+    _check_kv_budget(settings)
     switches = {} if think is None else {"think": "on" if think else "off"}
     if reasoning_effort is not None:
         switches["reasoning_effort"] = reasoning_effort
@@ -154,6 +155,9 @@ def start(
                 print(fold_words(engine.residency.line, sys.stderr), file=sys.stderr)
             if notice := engine.notice:
                 print(fold_words(notice, sys.stderr), file=sys.stderr)
+            if settings.get("kv") == "spectrum":
+                with Interrupt():  # of its own: Ctrl-C ends the probe, not the program
+                    settle_tiers(engine, settings.get("kv_budget"))
             if lines is not None:
                 params = dataclasses.replace(engine.default_sampling(), **overrides)
                 # The lines get the system text one by one.
@@ -189,6 +193,23 @@ def open_engine(path: Path, **settings: Any) -> Engine:
     from moechat.engine.engine import Engine
 
     return Engine.open(path, **settings)
+
+
+def settle_tiers(engine: Engine, budget: float | None) -> None:
+    """As in eval.command, imported only now: few runs need it."""
+    from moechat.eval.command import settle_tiers
+
+    settle_tiers(engine, budget)
+
+
+def _check_kv_budget(settings: dict[str, Any]) -> None:
+    """Raise Usage for a budget that the KV policy would not read."""
+    readers, kv = options.KV_POLICIES_WITH_BUDGET, settings["kv"]
+    if "kv_budget" in settings and kv not in readers:
+        raise Usage(
+            f"--kv-budget does nothing with --kv {kv}",
+            f"that policy has bytes of its own; {', '.join(readers)} have a budget",
+        )
 
 
 def _open_resident(path: Path, **settings: Any) -> Engine:

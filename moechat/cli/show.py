@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +34,7 @@ _ORDER = (
     "format_bytes",
     "geometry",
     "kv_bytes_per_token",
+    "kv_probe",
     "defaults",
     "chat_template",
     "instruction_set",
@@ -63,7 +65,7 @@ def show(
         return 0
     from moechat.terminal.table import columns_of, table_lines
 
-    for line in table_lines(_rows(facts), columns_of(sys.stdout)):
+    for line in table_lines(_rows(facts, model), columns_of(sys.stdout)):
         typer.echo(line)
     return 0
 
@@ -99,15 +101,17 @@ def _facts(model: str) -> dict[str, Any]:
 
 def _facts_of_files(path: Path) -> dict[str, Any]:
     """What the model's own files say. Raises as their readers do."""
+    from moechat.engine.kv_choice import known_verdict
     from moechat.engine.model_files import find_model_files
     from moechat.models.geometry import geometry
 
     files = find_model_files(path)
-    spec = files.spec
+    spec, verdict = files.spec, known_verdict(files)
     return {
         "architecture": files.architecture,
         "context_tokens": spec.context_tokens,
         "geometry": geometry(spec),
+        "kv_probe": None if verdict is None else verdict.keys(),
         "defaults": files.vendor_defaults(),
         "chat_template": files.has_chat_template(),
         "files": _files(path) if path.is_dir() else _sizes(files.weight_files),
@@ -149,8 +153,16 @@ def _kv_bytes(geometry: Any) -> dict[str, dict[str, int]]:
     return {"kv_bytes_per_token": {"bf16": 2 * elements, "exact": 4 * elements}}
 
 
-def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """The facts for people as label and value, sections indented."""
+def _verdict_text(keys: dict[str, Any] | None, model: str) -> str:
+    if keys is None:
+        return f"not probed: moechat eval probe {shlex.quote(model)}"
+    from moechat.kv.verdict import Verdict
+
+    return Verdict(**keys).text
+
+
+def _rows(facts: dict[str, Any], model: str) -> list[tuple[str, str]]:
+    """The facts for people as label and value, sections indented; ``model`` as it was asked for."""
     from moechat.cli.parameters import parameters_text
     from moechat.terminal.neutralise import one_line
 
@@ -173,6 +185,8 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
             add("formats")
             for format_, size_bytes in value.items():
                 add(format_, format_bytes(size_bytes), "  ")
+        elif key == "kv_probe":
+            add("KV probe", _verdict_text(value, model))
         elif key == "parameters":
             add(label, parameters_text(facts))
         elif key == "active_parameters":

@@ -10,5 +10,6 @@ In the order in which things happen, for all of it:
     needle          a fact in a long text, and the question for it
     crossing        a prompt through the KV path, and what that cost
     policies, kv    every KV policy: perplexity, needles, bytes
+    probe           whether a model bears INT4 KV
     report, picture what people see
 """

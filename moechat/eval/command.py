@@ -7,6 +7,7 @@ what is there by then is told, and the report says that it was interrupted.
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,8 +18,9 @@ from typing import Any
 from moechat.bench.drawing import check_plot_path
 from moechat.bench.status_line import Show, StatusLine
 from moechat.bench.table import Text, print_text
-from moechat.engine.engine import Engine
-from moechat.errors import Usage
+from moechat.engine.engine import KV_BUDGET, Engine
+from moechat.engine.kv_choice import known_verdict, model_fingerprint, spectrum_policy
+from moechat.errors import MoechatError, Usage
 from moechat.eval import report
 from moechat.eval.crossing import cross
 from moechat.eval.kv import Row, measure_policies
@@ -34,8 +36,12 @@ from moechat.eval.needle import (
 from moechat.eval.picture import quality_over_bytes
 from moechat.eval.policies import Policy
 from moechat.eval.ppl import Perplexity, measure_perplexity
+from moechat.eval.probe import probe
 from moechat.eval.settings import NeedleSettings, ScoringSettings
 from moechat.eval.texts import Source, encode_stream, read_source, windows
+from moechat.kv.layout import KVLayout
+from moechat.kv.tiers import Tier, budget_bytes_per_token, bytes_per_token
+from moechat.kv.verdict import CAUTIOUS_TIERS, Verdict, store_verdict
 
 EXIT_INTERRUPTED = 130
 _NOT_ENDED = "interrupted: these are the figures so far"
@@ -164,6 +170,59 @@ def run_kv(
     if plot is not None and rows:
         quality_over_bytes(content).write(plot)
     return code
+
+
+def run_probe(model: str, *, threads: int | None, as_json: bool) -> int:
+    """``eval probe MODEL``; the exit code. Raises MoechatError."""
+    verdict, outcome = None, Outcome()
+    with StatusLine(sys.stderr) as line:
+        line.show(f"opening {model}")
+        with Engine.open(model, threads=threads) as engine:
+            content = report.frame("probe", engine)
+            with outcome.measuring():
+                verdict = probe(engine, line.show)
+            if verdict is None:
+                return EXIT_INTERRUPTED
+            if not store_verdict(model_fingerprint(engine.model.files), verdict):
+                outcome.notes.append("the verdict could not be kept: the cache is not writable")
+    content |= verdict.keys() | {"conclusive": verdict.conclusive} | outcome.keys()
+    return _output(content, as_json, lambda _: [*report.heading(content), verdict.text])
+
+
+def settle_tiers(engine: Engine, budget: float | None) -> None:
+    """Give an engine the spectrum policy that its model bears; probe it first if nobody did.
+
+    Ctrl-C, or a model that cannot be probed: the cautious tiers, and a line that says so.
+    """
+    budget = KV_BUDGET if budget is None else budget
+    verdict = known_verdict(engine.model.files)
+    if verdict is None:
+        with StatusLine(sys.stderr) as line:
+            verdict = _first_probe(engine, line)
+            if verdict is None or verdict.num_tiers == CAUTIOUS_TIERS:
+                _say_what_drops(KVLayout.of(engine.spec), budget, line)
+    engine.kv_policy = spectrum_policy(budget, engine.spec, verdict)
+
+
+def _first_probe(engine: Engine, line: StatusLine) -> Verdict | None:
+    line.say("KV probe: what precision this model needs is measured once (Ctrl-C: not now)")
+    try:
+        verdict = probe(engine, line.show)
+    except (KeyboardInterrupt, MoechatError) as error:
+        why = error.what if isinstance(error, MoechatError) else "interrupted"
+        line.say(f"KV probe: {why}; two tiers of precision are used, without INT4")
+        return None
+    line.say(f"KV probe: {verdict.text}")
+    store_verdict(model_fingerprint(engine.model.files), verdict)
+    return verdict
+
+
+def _say_what_drops(layout: KVLayout, budget: float, line: StatusLine) -> None:
+    """Without INT4 the usual budget is too small for all tokens of most models."""
+    least = bytes_per_token(layout, Tier.INT8) / budget_bytes_per_token(layout)
+    if budget < least:
+        enough = min(math.ceil(100 * least) / 100, 1)
+        line.say(f"KV probe: --kv-budget {budget:g} now drops tokens; {enough:g} drops none")
 
 
 def _windows(engine: Engine, source: Source, scoring: ScoringSettings) -> list[list[int]]:

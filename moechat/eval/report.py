@@ -52,7 +52,7 @@ def ppl_text(report: dict[str, Any]) -> Text:
     unit = "chat" if "chats" in report else "window"
     done, of = report[f"{unit}s"], report[f"{unit}s_of"]
     text: Text = [
-        *_head(report),
+        *heading(report),
         f"perplexity {figure(report['perplexity'], 5)} over {report['predicted_tokens']:,} tokens "
         f"in {_counted(done, of, unit)}",
     ]
@@ -82,7 +82,7 @@ def needle_text(report: dict[str, Any]) -> Text:
         (f"{row['length_tokens']:,}", f"{row['found']} of {row['trials']}")
         for row in report["needles"]
     ]
-    text: Text = [*_head(report), Table("", ("TOKENS", "FOUND"), rows)]
+    text: Text = [*heading(report), Table("", ("TOKENS", "FOUND"), rows)]
     misses = [(row, miss) for row in report["needles"] for miss in row["misses"]]
     for row, miss in misses[:_SHOWN_MISSES]:
         answer = one_line(miss["answer"])[:_SHOWN_CHARACTERS]
@@ -115,7 +115,7 @@ def kv_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
 def kv_text(report: dict[str, Any]) -> Text:
     """For people."""
     rows = report["rows"]
-    text = _head(report)
+    text = heading(report)
     most = max((row["windows"] for row in rows), default=0)
     text += [
         f"{label(row)}: only {_counted(row['windows'], most, 'window')} of the text"
@@ -216,7 +216,8 @@ def _miss(result: Result) -> dict[str, Any]:
     }
 
 
-def _head(report: dict[str, Any]) -> Text:
+def heading(report: dict[str, Any]) -> Text:
+    """The first lines of every report for people."""
     threads = report["threads"]
     facts = f"{one_line(report['model'])}, {report['compute']}, {threads} thread"
     text: Text = [facts + "s" * (threads != 1)]

@@ -160,16 +160,17 @@ def make_policy(
     budget: float,
     layout: KVLayout,
     *,
-    num_tiers: int = 3,
+    num_tiers: int | None = None,
     centre_keys: bool | None = None,
 ) -> KVPolicy:
     """The policy of a name in NAMES.
 
     ``budget`` in (0, 1] is of 2 bytes an element, scales included; native, fp16, int8, int4 and
     k8v4 cost what they cost and do not read it. ``num_tiers`` is spectrum's: 2 (FP16, INT8), 3
-    (INT4 as well) or 4 (K8V4 as well). ``centre_keys`` None: spectrum on grouped attention centres,
-    nothing else does. That took 40 % off the divergence that INT4 causes in Qwen2.5-Coder-0.5B, and
-    no more than chance in a latent model. Raises BadParameter, a ValueError.
+    (INT4 as well) or 4 (K8V4 as well); None: best_num_tiers. ``centre_keys`` None: spectrum on
+    grouped attention centres, nothing else does. That took 40 % off the divergence that INT4 causes
+    in Qwen2.5-Coder-0.5B, and no more than chance in a latent model. Raises BadParameter, a
+    ValueError.
     """
     if name not in NAMES:
         raise BadParameter(
@@ -177,6 +178,7 @@ def make_policy(
         )
     if not 0.0 < budget <= 1.0:  # NaN as well
         raise BadParameter("the KV budget is out of range", f"{budget} is not in (0, 1]")
+    num_tiers = best_num_tiers(layout) if num_tiers is None else num_tiers
     if num_tiers not in TIERS:
         raise BadParameter(
             "the number of KV tiers is out of range", f"{num_tiers} is not 2, 3 or 4"
@@ -199,6 +201,11 @@ def make_policy(
         )
     window = WINDOW if name == "snapkv" else 0
     return KeepPolicy(name=name, layout=layout, window=window, budget=budget)
+
+
+def best_num_tiers(layout: KVLayout) -> int:
+    """What measured best where INT4 is allowed: K8V4 as well, if the layout has that tier."""
+    return 4 if Tier.K8V4 in tiers_of(layout) else 3
 
 
 def _has_keys(layout: KVLayout) -> bool:

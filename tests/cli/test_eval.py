@@ -86,6 +86,26 @@ def test_an_interruption_leaves_the_figures_so_far(start):
     assert report["interrupted"] and 2 <= report["needles"][0]["trials"] < 200
 
 
+def test_ctrl_c_ends_the_probe_and_not_the_answer(start):
+    question = "What is the capital of Norway?"
+    terminal, stderr = os.openpty()
+    process = start(
+        *("run", "mini", "--kv", "spectrum", "--kv-budget", "0.7", "--temperature", "0", question),
+        stderr=stderr,
+    )
+    os.close(stderr)
+    shown = b""
+    while b"needle 1 of 3, INT4" not in shown:
+        shown += os.read(terminal, 1000)
+    process.send_signal(signal.SIGINT)
+    stdout, _ = process.communicate(timeout=TIMEOUT_SECONDS)
+    shown += os.read(terminal, 10_000)
+    os.close(terminal)
+    assert (process.returncode, stdout) == (0, "The capital of Norway is Oslo.\n")
+    said = " ".join(shown.decode().split())
+    assert "interrupted; two tiers of precision are used, without INT4" in said
+
+
 @pytest.mark.parametrize(
     ("line", "code", "said"),
     [

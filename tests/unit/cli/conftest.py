@@ -30,6 +30,7 @@ class ScriptedEngine:
         self.notice = ""
         self.trained_context_tokens = 4096
         self.fit = None
+        self.settled = []  # budgets of settle_tiers
 
     def open(self, folder, **settings):
         self.folder, self.settings = folder, settings
@@ -120,5 +121,8 @@ def moechat(monkeypatch, tmp_path):
     command_line = CommandLine(monkeypatch)
     monkeypatch.setenv("MOECHAT_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(run_module, "open_engine", command_line.engine.open)
+    monkeypatch.setattr(
+        run_module, "settle_tiers", lambda engine, budget: engine.settled.append(budget)
+    )
     monkeypatch.setattr(run_module, "new_conversation", ScriptedConversation)
     return command_line

@@ -29,6 +29,7 @@ SURFACE = {
     "eval": "",
     "eval ppl": "model file --window --limit --threads --json --debug",
     "eval needle": "model --lengths --depths --filler --seed --threads --json --debug",
+    "eval probe": "model --threads --json --debug",
     "eval kv": "model --text --policies --budgets --window --scored --windows --lengths --depths "
     "--filler --seed --threads --plot --json --debug",
 }

@@ -181,10 +181,24 @@ def test_bad_flag_value_is_one_line_that_names_the_flag(moechat, flag, value):
 
 @pytest.mark.parametrize("policy", KV_POLICIES)
 def test_the_kv_policy_reaches_the_engine(moechat, policy):
-    moechat("run", "mini", "--kv", policy, "--kv-budget", "0.3", "q")
-    settings = moechat.engine.settings
-    assert (settings["kv"], settings["kv_budget"]) == (policy, 0.3)
+    moechat("run", "mini", "--kv", policy, "q")
+    assert moechat.engine.settings["kv"] == policy
+    assert "kv_budget" not in moechat.engine.settings
     assert {*KV_POLICIES} == {"auto", *NAMES}
+    assert moechat.engine.settled == ([None] if policy == "spectrum" else [])
+
+
+@pytest.mark.parametrize("verb", [("run", "mini", "q"), ("batch", os.devnull)])
+@pytest.mark.parametrize("policy", [None, *KV_POLICIES])
+def test_a_kv_budget_is_for_policies_that_read_it(moechat, verb, policy):
+    chosen = () if policy is None else ("--kv", policy)
+    result = moechat(*verb, *chosen, "--kv-budget", "0.3")
+    if policy in ("auto", "spectrum", "pdtrim", "snapkv"):
+        assert result.code == 0 and moechat.engine.settings["kv_budget"] == 0.3
+        assert moechat.engine.settled == ([0.3] if policy == "spectrum" else [])
+    else:
+        assert (result.code, moechat.engine.folder) == (2, None)
+        assert f"--kv-budget does nothing with --kv {policy or 'native'}" in result.stderr
 
 
 def test_system_text_comes_from_the_flag_or_a_file(moechat, tmp_path):
