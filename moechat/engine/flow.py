@@ -141,6 +141,7 @@ def _prefilled(stats: TurnStats, result: PrefillResult) -> TurnStats:
         queued_seconds=result.queued_seconds,
         kv_bytes=result.kv_bytes,
         kv_native_bytes=result.kv_native_bytes,
+        kv_native_layers=result.kv_native_layers,
         kv_encode_seconds=result.kv_encode_seconds,
     )
 

@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moechat import _native
-from moechat.errors import EngineClosed
+from moechat.errors import EngineClosed, KVNotEncodable
 from moechat.events import PrefillProgress, Queued
 from moechat.kv.cache import KVCache
 from moechat.kv.channel import Channel
 from moechat.kv.packet import KVPacket, encode_packet, native_packet
 from moechat.kv.policy import KVPolicy
-from moechat.kv.tiers import DROPPED
+from moechat.kv.tiers import DROPPED, Tier
 from moechat.prefill.cpu import CpuPrefill, LayerOutput
 
 
@@ -34,6 +34,7 @@ class PrefillResult:
     seconds: float = 0.0
     kv_bytes: int = 0  # payload, scales and centres of all packets, the draft layer's included
     kv_native_bytes: int = 0  # of the same tokens at 2 bytes an element
+    kv_native_layers: int = 0  # layers that the policy's tiers could not hold
     kv_encode_seconds: float = 0.0  # choosing tiers and encoding
     queued_seconds: float = 0.0  # before it was its turn
     logits: NDArray[np.float32] | None = None  # [logits_from.., vocab], when asked for
@@ -178,7 +179,10 @@ class PrefillWorker:
 def _encode(
     job: PrefillJob, epoch: int, layer: int, positions: NDArray[np.int32], output: LayerOutput
 ) -> KVPacket:
-    """One layer's packet, as the policy has it."""
+    """One layer's packet, as the policy has it.
+
+    When a value does not fit its tier, what the policy keeps of this layer crosses NATIVE.
+    """
     started = time.perf_counter()
     num_tokens, mass_n = len(positions), output.window_mass_n
     tiers = job.policy.tiers(
@@ -187,16 +191,24 @@ def _encode(
     if tiers[-1] == DROPPED:  # how far the cache is complete shows by the last slot
         raise ValueError(f"the KV policy {job.policy.name} dropped the last token")
     cache, rows = job.cache, output.kv_TW
-    packet = encode_packet(
-        cache.session,
-        epoch,
-        layer,
-        positions,
-        rows,
-        tiers,
-        cache.layout,
-        centre_keys=job.policy.centre_keys,
-    )
+
+    def encode(tiers: NDArray[np.uint8]) -> KVPacket:
+        return encode_packet(
+            cache.session,
+            epoch,
+            layer,
+            positions,
+            rows,
+            tiers,
+            cache.layout,
+            centre_keys=job.policy.centre_keys,
+        )
+
+    try:
+        packet = encode(tiers)
+    except KVNotEncodable:
+        job.result.kv_native_layers += 1
+        packet = encode(np.where(tiers == DROPPED, tiers, np.uint8(Tier.NATIVE)))
     job.result.kv_native_bytes += 2 * rows.size
     job.result.kv_encode_seconds += time.perf_counter() - started
     return packet
