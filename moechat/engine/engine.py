@@ -20,9 +20,11 @@ from moechat.engine.model_files import ModelFiles
 from moechat.engine.requests import ExtendRequest, GenerateRequest, Handle
 from moechat.engine.resident import Nodes, Progress, Residency, make_resident
 from moechat.engine.session import Session
+from moechat.engine.snapshot import KVSnapshot, model_fingerprint
 from moechat.errors import (
     BadParameter,
     EngineClosed,
+    PromptTooLong,
     TextUnavailable,
     from_native,
 )
@@ -194,12 +196,34 @@ class Engine:
         """
         return SamplingParams(**self.model.files.vendor_defaults())
 
-    def session(self) -> Session:
-        """A new, empty talk."""
+    def session(self, snapshot: KVSnapshot | None = None) -> Session:
+        """A new talk: empty, or one that goes on, bit for bit, where ``snapshot`` was taken.
+
+        Raises PacketRefused for a snapshot that is damaged or of another model or compute type,
+        PromptTooLong for one beyond this engine's context.
+        """
         self.check_open()
+        if snapshot is not None:
+            snapshot.check(self.fingerprint, self.spec, self.compute)
+            if len(snapshot.ids) > self.context_tokens:
+                raise PromptTooLong(
+                    f"the snapshot has {len(snapshot.ids)} tokens; "
+                    f"the limit is {self.context_tokens}"
+                )
         session = Session(self, next(self._numbers))
+        if snapshot is not None:
+            try:
+                session.restore(snapshot)
+            except BaseException:
+                session.close()
+                raise
         self._sessions.add(session)
         return session
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Tells this model from others: of its dimensions, and of samples of its weights."""
+        return model_fingerprint(self.spec, self.model.files.weight_files)
 
     def sessions_that_fit(self) -> int | None:
         """Sessions whose KV caches fit the free memory at the full context; None: unknown."""
