@@ -75,7 +75,12 @@ def through_a_file(session, folder):
 def test_it_goes_on_bitwise(name, compute, open_engine, tmp_path):
     engine = open_engine(folder_of(name), compute=compute)
     other = open_engine(folder_of(name), compute=compute, threads=1)
-    length = min(650, engine.spec.context_tokens - 90)
+    # Two spans of slots where all stay; where windows are, more than they hold.
+    length = (
+        650
+        if any(layer.window for layer in engine.spec.layers)
+        else min(300, engine.spec.context_tokens - 90)
+    )
     for policy in POLICIES:
         use(engine, policy)
         use(other, policy)
@@ -87,7 +92,7 @@ def test_it_goes_on_bitwise(name, compute, open_engine, tmp_path):
         for copy in copies:
             assert len(copy.cache) == length + TOKENS - 1
             assert go_on(copy, 2) == want, policy
-            assert copy.last_stats.cached_prompt_tokens == len(copy) - TOKENS - 1
+            assert copy.last_stats.cached_prompt_tokens == len(copy) - TOKENS - 2
         # The snapshot is what it was, and a snapshot of what was resumed is as good.
         again = other.session(through_a_file(other.session(snapshot), tmp_path))
         assert go_on(again, 2) == want
@@ -175,7 +180,9 @@ def test_the_draft_layers_cache_is_resumed(policy, open_engine, tmp_path):
     draft, own = copy.cache.draft, sessions[0].cache.draft
     assert draft.num_slots(0) == own.num_slots(0) > 90
     assert draft.end_position(0) == own.end_position(0)
-    assert draft.read(0, 0, draft.num_slots(0)).tobytes() == own.read(0, 0, 100 + 10).tobytes()
+    held = own.num_slots(0)
+    assert draft.read(0, 0, held).tobytes() == own.read(0, 0, held).tobytes()
+    assert draft.positions(0, 0, held).tobytes() == own.positions(0, 0, held).tobytes()
     # Without the draft layer's cache, and with it where it is of no use: the same text.
     others = [plain.session(snapshot), with_drafts.session(through_a_file(sessions[1], tmp_path))]
     assert others[0].cache.draft is None and others[1].cache.draft.num_slots(0) == 0
@@ -281,6 +288,6 @@ def test_damage_in_memory_is_found_on_arrival(small_oracle, open_engine):
     session.extend([3, 4, 5], logits=None)
     snapshot = session.snapshot()
     snapshot.layers[1].packet.payload[0][2, 3] ^= 1
-    with pytest.raises(PacketRefused, match="layer 1.*checksum"):
+    with pytest.raises(PacketRefused, match=r"layer 1.*checksum"):
         engine.session(snapshot)
     assert go_on(engine.session(session.snapshot()), 2) == go_on(session, 2)
