@@ -7,13 +7,14 @@ import threading
 import numpy as np
 import pytest
 from draft_models import agreeing_folder
-from kv_policies import Thinning
+from kv_policies import ByLayer, Thinning
 from oracles import MINI, SMALL_ORACLE, oracle_folder
 
 from moechat import SamplingParams
 from moechat.engine.snapshot import KVSnapshot
 from moechat.errors import EngineClosed, PacketRefused, PromptTooLong, SessionBusy
 from moechat.kv.policy import make_policy
+from moechat.kv.tiers import DROPPED, Tier
 
 TOKENS = 12
 GREEDY = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_end=True)
@@ -126,7 +127,7 @@ def test_rewinds_of_a_long_talk_with_windows(name, share, open_engine, tmp_path)
     engine.kv_policy = Thinning(share)
     session = engine.session()
     tokens_of(session.generate(random_ids(engine, 300), GREEDY))
-    long = SamplingParams(temperature=0, max_tokens=700, ignore_end=True)
+    long = SamplingParams(temperature=0, max_tokens=510, ignore_end=True)
     tokens_of(session.generate([5], long))
     assert any(session.cache.first_slot(layer) for layer in range(engine.spec.num_layers))
     for kept in (len(session) - 1, len(session) - 450, 40):  # 40: past every window
@@ -136,6 +137,43 @@ def test_rewinds_of_a_long_talk_with_windows(name, share, open_engine, tmp_path)
         want = go_on(session, kept)
         for resumed in snapshots:
             assert go_on(resumed, kept) == want
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_slots_keep_their_place_in_their_span(name, open_engine, tmp_path):
+    """Sums over slots are cut at every 128th or 256th: each next token has the same bits."""
+    engine = open_engine(oracle_folder(name), compute="exact")
+    session = engine.session()
+    for count in (600, 290):
+        session.extend(random_ids(engine, count), logits=None)
+    copies = [engine.session(through_a_file(session, tmp_path)) for _ in range(2)]
+    assert session.cache.first_slot(0) % 256 == 64 * 5 % 256
+    ids = random_ids(engine, 270, seed=3)
+    stepped = [
+        np.concatenate([one.extend([token], logits="last") for token in ids])
+        for one in (session, copies[0])
+    ]
+    assert stepped[0].tobytes() == stepped[1].tobytes()
+    session.rewind(890)
+    assert copies[1].extend(ids).tobytes() == session.extend(ids).tobytes()
+
+
+def test_all_that_a_window_shows_was_dropped(open_engine, tmp_path):
+    engine = open_engine(oracle_folder("mistral_swa"))
+
+    def ends(layer, count):
+        tiers = np.full(count, DROPPED, np.uint8)
+        tiers[:128] = tiers[-1] = Tier.NATIVE
+        return tiers
+
+    session, native = engine.session(), engine.kv_policy
+    engine.kv_policy = ByLayer(ends)
+    session.extend(random_ids(engine, 800), logits=None)
+    engine.kv_policy = native
+    assert (session.cache.first_slot(0), session.cache.num_slots(0)) == (128, 129)
+    copy = engine.session(through_a_file(session, tmp_path))
+    assert len(copy.cache) == 800
+    assert go_on(copy, 2) == go_on(session, 2)
 
 
 def test_a_rewind_to_where_the_answer_began(open_engine, tmp_path):
@@ -192,6 +230,25 @@ def test_the_draft_layers_cache_is_resumed(policy, open_engine, tmp_path):
     stats = [(end.drafted, end.accepted) for _, end in ends]
     assert stats[2] == stats[0] and stats[0][1] > 0
     assert stats[1] == stats[3] == (0, 0) and stats[4][0] > 0
+
+
+def test_holes_of_the_draft_layers_cache(open_engine, tmp_path):
+    """The last token of an answer leaves one; a rewind may end there."""
+    engine = open_engine(agreeing_folder(), speculate=True)
+    session = engine.session()
+    for _ in range(2):
+        tokens_of(session.generate(random_ids(engine, 20), GREEDY))
+    whole, ends = session.snapshot(), set()
+    for kept in range(26, 40):
+        own = engine.session(whole)
+        own.rewind(kept)
+        copy = engine.session(through_a_file(own, tmp_path))
+        drafts = [one.cache.draft for one in (own, copy)]
+        held = [(d.num_slots(0), d.end_position(0), d.read(0, 0, d.num_slots(0)).tobytes())
+                for d in drafts]  # fmt: skip
+        assert held[0] == held[1]
+        ends.add(held[0][1] - held[0][0])
+    assert len(ends) > 1
 
 
 def test_a_busy_session_is_refused_and_others_go_on(open_engine):
