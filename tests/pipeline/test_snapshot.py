@@ -158,6 +158,18 @@ def test_slots_keep_their_place_in_their_span(name, open_engine, tmp_path):
     assert copies[1].extend(ids).tobytes() == session.extend(ids).tobytes()
 
 
+@pytest.mark.parametrize("length", [590, 700, 830])  # 0, 128 and 256 slots have left
+def test_what_left_the_window_stays_away(length, open_engine, tmp_path):
+    engine = open_engine(oracle_folder("mistral_swa"))
+    session = engine.session()
+    for count in (500, length - 500):
+        session.extend(random_ids(engine, count), logits=None)
+    left = session.cache.first_slot(0)
+    copy = engine.session(through_a_file(session, tmp_path))
+    assert copy.rewind(40) == session.rewind(40) == (40 if left else 0)
+    assert go_on(copy, 2) == go_on(session, 2)
+
+
 def test_all_that_a_window_shows_was_dropped(open_engine, tmp_path):
     engine = open_engine(oracle_folder("mistral_swa"))
 
