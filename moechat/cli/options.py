@@ -261,7 +261,7 @@ KVBudget = Annotated[
         parser=_kv_budget,
         metavar="NUMBER",
         help="What spectrum (auto, too), pdtrim and snapkv may send, of 2 bytes an element. "
-        "Range: above 0, up to 1. Default: 0.5.",
+        "Range: above 0, up to 1. Default: 0.5, or what spectrum needs to drop no token.",
         show_default=False,
     ),
 ]

@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,6 +78,14 @@ class _Running:
 
 
 @dataclass(frozen=True)
+class Call:
+    """Do something with a cache between two steps. ``done(result, error)`` as for StepLast."""
+
+    action: Callable[[], Any]
+    done: Callable[[Any, Exception | None], None]
+
+
+@dataclass(frozen=True)
 class Attach:
     """Make a cache known, so that its packets are applied as long as somebody holds it."""
 
@@ -91,7 +100,7 @@ class Close:
 # How much of a step's time goes to messages between two steps at most, but one is always handled.
 MESSAGES_SHARE = 0.1
 
-Control = Truncate | StepLast | DecodeStart | Attach | Close
+Control = Truncate | StepLast | DecodeStart | Call | Attach | Close
 
 
 class DecodeWorker:
@@ -147,7 +156,7 @@ class DecodeWorker:
             case DecodeStart():
                 message.queue.close()
                 message.done(DecodeEnd(), error)
-            case StepLast():
+            case StepLast() | Call():
                 message.done(None, error)
             case Truncate():
                 message.done()
@@ -190,10 +199,21 @@ class DecodeWorker:
                 done()
             case StepLast():
                 self._step_last(message)
+            case Call():
+                self._call(message)
             case DecodeStart():
                 self._start(message)
             case Close():
                 self._closing = True
+
+    @staticmethod
+    def _call(message: Call) -> None:
+        try:
+            result = message.action()
+        except Exception as error:  # told to whoever waits: this thread serves everybody
+            message.done(None, error)
+            return
+        message.done(result, None)
 
     def _start(self, start: DecodeStart) -> None:
         now = time.monotonic()

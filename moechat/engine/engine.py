@@ -20,9 +20,11 @@ from moechat.engine.model_files import ModelFiles
 from moechat.engine.requests import ExtendRequest, GenerateRequest, Handle
 from moechat.engine.resident import Nodes, Progress, Residency, make_resident
 from moechat.engine.session import Session
+from moechat.engine.snapshot import KVSnapshot, model_fingerprint
 from moechat.errors import (
     BadParameter,
     EngineClosed,
+    PromptTooLong,
     TextUnavailable,
     from_native,
 )
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
     from moechat.engine.text import TextModel
 
 CHANNEL_PACKETS = 64  # KV packets that may wait for the decode thread
-KV_BUDGET = 0.5
 
 
 class Engine:
@@ -52,7 +53,7 @@ class Engine:
         context_tokens: int | None = None,
         channel_packets: int = CHANNEL_PACKETS,
         kv: str = "native",
-        kv_budget: float = KV_BUDGET,
+        kv_budget: float | None = None,
         kv_link_bytes_per_second: float | None = None,
         speculate: bool = False,
         resident: bool = False,
@@ -72,7 +73,7 @@ class Engine:
         self.spec = self.model.spec
         self.context_tokens = _context(context_tokens, self.spec.context_tokens)
         # How the KV of a prompt crosses from now on; may be replaced between two requests.
-        self.kv_policy = named_policy(kv, kv_budget, self.spec)
+        self.kv_policy = named_policy(kv, kv_budget, self.spec, self.model.files)
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._lock = threading.Lock()  # close() against requests that begin
         self._numbers = itertools.count()
@@ -115,7 +116,7 @@ class Engine:
         threads: int | None = None,
         device: str = "cpu",
         kv: str = "native",
-        kv_budget: float = KV_BUDGET,
+        kv_budget: float | None = None,
         context_tokens: int | None = None,
         speculate: bool = False,
         resident: bool = False,
@@ -127,7 +128,9 @@ class Engine:
         ``compute`` is "bf16" or "exact" (float32 throughout). ``context_tokens`` defaults to the
         trained length. ``kv`` is the policy by which a prompt's KV crosses from prefill to decode,
         a name of ``moechat.kv.policy.NAMES``, or "auto": native in shared memory. ``kv_budget``
-        in (0, 1] is what spectrum, pdtrim and snapkv may send, of 2 bytes an element.
+        in (0, 1] is what spectrum, pdtrim and snapkv may send, of 2 bytes an element; by default
+        0.5, and for spectrum what drops no token if that is more. The tiers of spectrum are those
+        that ``moechat eval probe`` found the model to bear, otherwise FP16 and INT8.
         ``speculate`` drafts tokens with the model's multi-token-prediction layer:
         the same text, at another speed; BadParameter when the model has none. ``resident`` copies
         the MLPs into huge pages, a share to each NUMA node, and calls ``progress(bytes done, bytes
@@ -194,12 +197,34 @@ class Engine:
         """
         return SamplingParams(**self.model.files.vendor_defaults())
 
-    def session(self) -> Session:
-        """A new, empty talk."""
+    def session(self, snapshot: KVSnapshot | None = None) -> Session:
+        """A new talk: empty, or one that goes on, bit for bit, where ``snapshot`` was taken.
+
+        Raises PacketRefused for a snapshot that is damaged or of another model or compute type,
+        PromptTooLong for one beyond this engine's context.
+        """
         self.check_open()
+        if snapshot is not None:
+            snapshot.check(self.fingerprint, self.spec, self.compute)
+            if len(snapshot.ids) > self.context_tokens:
+                raise PromptTooLong(
+                    f"the snapshot has {len(snapshot.ids)} tokens; "
+                    f"the limit is {self.context_tokens}"
+                )
         session = Session(self, next(self._numbers))
+        if snapshot is not None:
+            try:
+                session.restore(snapshot)
+            except BaseException:
+                session.close()
+                raise
         self._sessions.add(session)
         return session
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Tells this model from others: of its dimensions, and of samples of its weights."""
+        return model_fingerprint(self.spec, self.model.files.weight_files)
 
     def sessions_that_fit(self) -> int | None:
         """Sessions whose KV caches fit the free memory at the full context; None: unknown."""

@@ -141,6 +141,8 @@ def _prefilled(stats: TurnStats, result: PrefillResult) -> TurnStats:
         queued_seconds=result.queued_seconds,
         kv_bytes=result.kv_bytes,
         kv_native_bytes=result.kv_native_bytes,
+        kv_dropped_fraction=result.kv_dropped_fraction,
+        kv_native_packets=result.kv_native_packets,
         kv_encode_seconds=result.kv_encode_seconds,
     )
 

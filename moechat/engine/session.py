@@ -6,21 +6,25 @@ its cache by the decode thread alone.
 
 from __future__ import annotations
 
+import functools
+import queue
 import threading
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moechat.decode.worker import Attach, Truncate
+from moechat.decode.worker import Attach, Call, Truncate
 from moechat.engine.requests import (
     Cancellation,
     ExtendRequest,
     GenerateRequest,
     Handle,
     LogitsWanted,
+    as_moechat_error,
 )
+from moechat.engine.snapshot import KVSnapshot
 from moechat.errors import EngineClosed, PromptEmpty, PromptTooLong, SessionBusy
 from moechat.events import TurnStats
 from moechat.kv.cache import KVCache
@@ -82,6 +86,31 @@ class Session:
         finally:
             self._busy.release()
 
+    def snapshot(self) -> KVSnapshot:
+        """A copy of the talk: token ids and KV. ``Engine.session(snapshot)`` goes on from it.
+
+        Takes as much memory as the cache. Raises SessionBusy while a request is under way.
+        """
+        self._take()
+        try:
+            layers = [
+                self._on_decode(functools.partial(self.cache.slots, layer))
+                for layer in range(self.cache.num_layers + (self.cache.draft is not None))
+            ]
+            num_layers = self.cache.num_layers
+            return KVSnapshot(
+                model=self._engine.fingerprint,
+                compute=self._engine.compute,
+                layout=self.cache.layout,
+                windows=self.cache.windows,
+                ids=np.array(self.timeline.ids, np.int32),
+                marked=self.cache.marked,
+                layers=tuple(layers[:num_layers]),
+                draft=layers[num_layers] if self.cache.draft is not None else None,
+            )
+        finally:
+            self.end()
+
     def cancel(self) -> None:
         """Stop the request under way, if there is one; from any thread."""
         cancellation = self._cancellation
@@ -100,15 +129,18 @@ class Session:
         """The engine that made this session."""
         return self._engine
 
-    # The rest is for engine.flow.
+    # The rest is for engine.flow, but for restore(), which is for Engine.session().
+
+    def restore(self, snapshot: KVSnapshot) -> None:
+        """Have this session, which is new, go on where the snapshot was taken."""
+        steps = self.cache.restore(snapshot.layers, snapshot.draft, snapshot.marked)
+        while self._on_decode(lambda: next(steps, steps)) is None:
+            pass
+        self.timeline.extend(snapshot.ids.tolist())
 
     def begin(self, request: ExtendRequest | GenerateRequest) -> Handle:
         """Check a request and take the session for it; undone by ``end()``."""
-        self._engine.check_open()
-        if self._closed:
-            raise EngineClosed("the session is closed")
-        if not self._busy.acquire(blocking=False):
-            raise _busy()
+        self._take()
         try:
             self.timeline.check(request.ids)
             self._check_length(request)
@@ -117,6 +149,22 @@ class Session:
             raise
         self._cancellation = Cancellation(self._engine.wake)
         return Handle(self._cancellation)
+
+    def _take(self) -> None:
+        self._engine.check_open()
+        if self._closed:
+            raise EngineClosed("the session is closed")
+        if not self._busy.acquire(blocking=False):
+            raise _busy()
+
+    def _on_decode(self, action: Callable[[], Any]) -> Any:
+        """What ``action()`` gives on the decode thread, which steps all sessions in between."""
+        inbox: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+        self._engine.decode.channel.send(Call(action, lambda *outcome: inbox.put(outcome)))
+        result, error = inbox.get()
+        if error is not None:
+            raise as_moechat_error(error)
+        return result
 
     def _check_length(self, request: ExtendRequest | GenerateRequest) -> None:
         total, limit = len(self.timeline) + len(request.ids), self._engine.context_tokens

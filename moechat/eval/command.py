@@ -18,8 +18,13 @@ from typing import Any
 from moechat.bench.drawing import check_plot_path
 from moechat.bench.status_line import Show, StatusLine
 from moechat.bench.table import Text, print_text
-from moechat.engine.engine import KV_BUDGET, Engine
-from moechat.engine.kv_choice import known_verdict, model_fingerprint, spectrum_policy
+from moechat.engine.engine import Engine
+from moechat.engine.kv_choice import (
+    complete_budget,
+    known_verdict,
+    model_fingerprint,
+    spectrum_policy,
+)
 from moechat.errors import MoechatError, Usage
 from moechat.eval import report
 from moechat.eval.crossing import cross
@@ -40,7 +45,6 @@ from moechat.eval.probe import probe
 from moechat.eval.settings import NeedleSettings, ScoringSettings
 from moechat.eval.texts import Source, encode_stream, read_source, windows
 from moechat.kv.layout import KVLayout
-from moechat.kv.tiers import Tier, budget_bytes_per_token, bytes_per_token
 from moechat.kv.verdict import CAUTIOUS_TIERS, Verdict, store_verdict
 
 EXIT_INTERRUPTED = 130
@@ -194,7 +198,6 @@ def settle_tiers(engine: Engine, budget: float | None) -> None:
 
     Ctrl-C, or a model that cannot be probed: the cautious tiers, and a line that says so.
     """
-    budget = KV_BUDGET if budget is None else budget
     verdict = known_verdict(engine.model.files)
     if verdict is None:
         with StatusLine(sys.stderr) as line:
@@ -217,10 +220,10 @@ def _first_probe(engine: Engine, line: StatusLine) -> Verdict | None:
     return verdict
 
 
-def _say_what_drops(layout: KVLayout, budget: float, line: StatusLine) -> None:
-    """Without INT4 the usual budget is too small for all tokens of most models."""
-    least = bytes_per_token(layout, Tier.INT8) / budget_bytes_per_token(layout)
-    if budget < least:
+def _say_what_drops(layout: KVLayout, budget: float | None, line: StatusLine) -> None:
+    """A budget that was asked for may be too small for all tokens without INT4."""
+    least = complete_budget(layout, CAUTIOUS_TIERS)
+    if budget is not None and budget < least:
         enough = min(math.ceil(100 * least) / 100, 1)
         line.say(f"KV probe: --kv-budget {budget:g} now drops tokens; {enough:g} drops none")
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,8 +13,38 @@ from numpy.typing import NDArray
 from moechat import _native
 from moechat.errors import PacketRefused
 from moechat.kv.layout import KVLayout
-from moechat.kv.packet import KVPacket, decode_packet
+from moechat.kv.packet import KVPacket, decode_packet, native_packet
 from moechat.models.spec import ModelSpec
+
+PAGE_SLOTS = 64  # kPageSlots of cpp/kv/cache.h
+# Attention adds up slots in spans, so its bits depend on where slots stand in theirs.
+SPAN_SLOTS = 256  # kSpanSlots of cpp/kernels/attention/spans.h, a multiple of prefill's kKeyBlock
+_FAR = 2**31 - 1  # past every position
+
+
+@dataclass(frozen=True)
+class LayerSlots:
+    """What one layer holds, for a snapshot.
+
+    ``packet`` is all NATIVE, of session and epoch 0. ``first_slot``: how many slots left the
+    sliding window before, a multiple of PAGE_SLOTS. ``end``: tokens whose KV has crossed, kept or
+    dropped.
+    """
+
+    packet: KVPacket
+    first_slot: int
+    end: int
+
+    def begin(self, window: int) -> int:
+        """Tokens before this position have left the window; the others were kept or dropped.
+
+        Where a policy had dropped tokens on both sides of this border, it is not known exactly, and
+        this is the highest position that it can be.
+        """
+        if not self.first_slot:
+            return 0
+        positions, needed = self.packet.positions, max(0, self.end - window + 1)
+        return min(int(positions[0]), needed) if len(positions) else needed
 
 
 class KVCache:
@@ -39,8 +71,9 @@ class KVCache:
         self.layout, self.compute = KVLayout.of(spec), compute
         self.arrived_bytes = 0  # payload, scales and centres of all packets that were applied
         self.decode_seconds = 0.0  # spent on checking and decoding them
-        windows = [layer.window for layer in spec.layers]
-        self.native = _native.KVCache(windows, spec.kv_width, compute, spec.kv_segments)
+        self.marked = 0  # where the last answer began
+        self.windows = tuple(layer.window for layer in spec.layers)
+        self.native = _native.KVCache(self.windows, spec.kv_width, compute, spec.kv_segments)
         self.draft = (
             _native.KVCache([0], spec.kv_width, compute, spec.kv_segments) if speculate else None
         )
@@ -79,9 +112,7 @@ class KVCache:
         started = time.perf_counter()
         positions, rows = decode_packet(packet, self.layout, self.compute)
         self.decode_seconds += time.perf_counter() - started
-        native, layer = self.native, packet.layer
-        if layer == self.num_layers and self.draft is not None:
-            native, layer = self.draft, 0
+        native, layer = self._place(packet.layer)
         try:
             if len(positions) and positions[0] < native.end_position(layer):
                 raise PacketRefused(
@@ -100,6 +131,7 @@ class KVCache:
 
     def mark(self, position: int) -> None:
         """An answer begins at ``position``: a rewind to there stays possible with any window."""
+        self.marked = position
         self.native.mark(position)
 
     def truncate(self, position: int) -> None:
@@ -123,6 +155,62 @@ class KVCache:
     def positions(self, layer: int) -> NDArray[np.int32]:
         """Positions of all slots that a layer holds."""
         return _positions(self.native, layer)
+
+    def slots(self, layer: int) -> LayerSlots:
+        """A copy of what a layer holds; layer ``num_layers`` is the draft layer's."""
+        native, number = self._place(layer)
+        positions = _positions(native, number)
+        rows = native.read(number, native.first_slot(number), native.num_slots(number))
+        packet = native_packet(0, 0, layer, positions, rows)
+        return LayerSlots(packet, native.first_slot(number), native.end_position(number))
+
+    def restore(
+        self, layers: Sequence[LayerSlots], draft: LayerSlots | None, marked: int
+    ) -> Iterator[None]:
+        """Make this cache, which is new, equal to the one that the slots and the mark are of.
+
+        Yields after each layer. Raises PacketRefused for a packet that does not belong here; that
+        the rest is plausible was checked by the caller. ``draft`` may be None, or of no use here.
+        """
+        end = layers[0].end
+        self.native.mark(-1)  # nothing that is freed now is worth keeping
+        for layer, slots in enumerate(layers):
+            if slots.first_slot:
+                self._skip(layer, slots.first_slot, slots.begin(self.windows[layer]))
+        self.native.truncate(_FAR)
+        given = [*layers, *([draft] if draft is not None and self.draft is not None else [])]
+        for layer, slots in enumerate(given):
+            native, number = self._place(layer)
+            positions, rows = decode_packet(slots.packet, self.layout, self.compute)
+            native.append(number, positions, rows)
+            last = positions[-1] if len(positions) else -1
+            if last < slots.end - 1:  # a rewind went to a dropped token; taken off again below
+                self._append_empty(native, number, np.array([slots.end], np.int32))
+            yield
+        self.native.truncate(end)
+        if draft is not None and self.draft is not None:
+            self.draft.truncate(draft.end)
+        self.mark(marked)
+
+    def _skip(self, layer: int, first_slot: int, begin: int) -> None:
+        """Have the next slot stand where ``first_slot`` stands in its span, as if positions below
+        ``begin`` had left the window."""
+        count = (first_slot - PAGE_SLOTS) % SPAN_SLOTS + PAGE_SLOTS
+        positions = np.arange(begin - count, begin, dtype=np.int32)
+        self._append_empty(self.native, layer, np.append(positions, np.int32(_FAR)))
+        self.native.settle()
+
+    def _append_empty(
+        self, native: _native.KVCache, layer: int, positions: NDArray[np.int32]
+    ) -> None:
+        dtype = np.uint16 if self.compute == "bf16" else np.float32
+        native.append(layer, positions, np.zeros((len(positions), self.layout.width), dtype))
+
+    def _place(self, layer: int) -> tuple[_native.KVCache, int]:
+        """Cache and number there of a layer."""
+        if layer == self.num_layers and self.draft is not None:
+            return self.draft, 0
+        return self.native, layer
 
 
 def _positions(cache: _native.KVCache, layer: int) -> NDArray[np.int32]:

@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moechat import _native
-from moechat.errors import EngineClosed
+from moechat.errors import EngineClosed, KVNotEncodable
 from moechat.events import PrefillProgress, Queued
 from moechat.kv.cache import KVCache
 from moechat.kv.channel import Channel
 from moechat.kv.packet import KVPacket, encode_packet, native_packet, packet_parts
 from moechat.kv.policy import KVPolicy
-from moechat.kv.tiers import DROPPED
+from moechat.kv.tiers import DROPPED, Tier
 from moechat.prefill.cpu import CpuPrefill, LayerOutput
 
 
@@ -34,6 +34,8 @@ class PrefillResult:
     seconds: float = 0.0
     kv_bytes: int = 0  # payload, scales and centres of all packets, the draft layer's included
     kv_native_bytes: int = 0  # of the same tokens at 2 bytes an element
+    kv_native_packets: int = 0  # whose values the tiers could not hold
+    kv_dropped_fraction: float = 0.0  # of the new tokens, averaged over the layers
     kv_encode_seconds: float = 0.0  # choosing tiers and encoding
     queued_seconds: float = 0.0  # before it was its turn
     logits: NDArray[np.float32] | None = None  # [logits_from.., vocab], when asked for
@@ -182,7 +184,10 @@ class PrefillWorker:
 def _packets(
     job: PrefillJob, epoch: int, layer: int, positions: NDArray[np.int32], output: LayerOutput
 ) -> Iterator[KVPacket]:
-    """One layer's packets, as the policy has it. Encoded one by one, as they are sent."""
+    """One layer's packets, as the policy has it. Encoded one by one, as they are sent.
+
+    When a value does not fit its tier, what the policy keeps of this packet crosses NATIVE.
+    """
     started = time.perf_counter()
     num_tokens, mass_n = len(positions), output.window_mass_n
     tiers = job.policy.tiers(
@@ -192,17 +197,27 @@ def _packets(
         raise ValueError(f"the KV policy {job.policy.name} dropped the last token")
     cache, rows = job.cache, output.kv_TW
     job.result.kv_native_bytes += 2 * rows.size
-    for part in packet_parts(num_tokens):
-        packet = encode_packet(
+    job.result.kv_dropped_fraction += float(np.mean(tiers == DROPPED)) / cache.num_layers
+
+    def encode(part: slice, tiers: NDArray[np.uint8]) -> KVPacket:
+        return encode_packet(
             cache.session,
             epoch,
             layer,
             positions[part],
             rows[part],
-            tiers[part],
+            tiers,
             cache.layout,
             centre_keys=job.policy.centre_keys,
         )
+
+    for part in packet_parts(num_tokens):
+        wanted = tiers[part]
+        try:
+            packet = encode(part, wanted)
+        except KVNotEncodable:
+            job.result.kv_native_packets += 1
+            packet = encode(part, np.where(wanted == DROPPED, wanted, np.uint8(Tier.NATIVE)))
         job.result.kv_encode_seconds += time.perf_counter() - started
         yield packet
         started = time.perf_counter()
