@@ -1,5 +1,6 @@
 // Bindings of the pool, the KV cache, prefill, the decode step and the decode loop.
 #include <memory>
+#include <tuple>
 
 #include "bindings.h"
 #include "common/status.h"
@@ -52,7 +53,10 @@ py::array encoded_slots(KVEncoding encoding, int64_t count, int64_t width) {
 
 void check_span(const KVCache& cache, int64_t layer, int64_t begin, int64_t end) {
   check(layer >= 0 && layer < cache.num_layers(), "layer out of range");
-  check(begin >= cache.first_slot(layer) && begin <= end && end <= cache.num_slots(layer),
+  const int64_t aside = cache.aside_place(layer).first_slot;
+  const bool kept_aside = begin >= aside && end <= aside + cache.num_aside_slots(layer);
+  check(begin <= end && (kept_aside || (begin >= cache.first_slot(layer) &&
+                                        end <= cache.num_slots(layer))),
         "slots out of range");
 }
 
@@ -65,7 +69,9 @@ py::array read_slots(const KVCache& cache, int64_t layer, int64_t begin, int64_t
   return out;
 }
 
-void append_slots(KVCache& cache, int64_t layer, const IntArray& positions, const py::array& rows) {
+// The rows of slots, in one piece.
+py::array check_slots(const KVCache& cache, int64_t layer, const IntArray& positions,
+                      const py::array& rows) {
   check(layer >= 0 && layer < cache.num_layers(), "layer out of range");
   check(positions.ndim() == 1 && rows.ndim() == 2 && rows.shape(0) == positions.size() &&
             rows.shape(1) == cache.width(),
@@ -73,9 +79,37 @@ void append_slots(KVCache& cache, int64_t layer, const IntArray& positions, cons
   const bool wide = cache.encoding() == KVEncoding::kF32;
   check(wide ? py::isinstance<py::array_t<float>>(rows) : py::isinstance<py::array_t<uint16_t>>(rows),
         "rows must be float32 (exact) or uint16 (BF16)");
-  const py::array contiguous = py::array::ensure(rows, py::array::c_style);
+  return py::array::ensure(rows, py::array::c_style);
+}
+
+void append_slots(KVCache& cache, int64_t layer, const IntArray& positions, const py::array& rows) {
+  const py::array contiguous = check_slots(cache, layer, positions, rows);
   cache.append_encoded(layer, positions.data(), static_cast<const uint8_t*>(contiguous.data()),
                        positions.size());
+}
+
+using Place = std::tuple<int64_t, int64_t, int64_t>;
+
+Place tuple_of(const KVPlace& place) { return {place.first_slot, place.begin, place.end}; }
+
+void restore_slots(KVCache& cache, int64_t layer, const Place& tuple, const IntArray& positions,
+                   const py::array& rows, bool aside) {
+  const py::array contiguous = check_slots(cache, layer, positions, rows);
+  const auto [first, begin, end] = tuple;
+  check(first >= 0 && first % kPageSlots == 0 && first <= begin && begin <= end &&
+            end <= INT32_MAX && (first == 0 || cache.window(layer) > 0),
+        "the slots cannot stand there");
+  const KVPlace place{first, begin, end};
+  const auto* bytes = static_cast<const uint8_t*>(contiguous.data());
+  const int64_t count = positions.size();
+  if (aside) {
+    check(count % kPageSlots == 0 && first + count <= cache.first_slot(layer),
+          "whole pages are kept aside, before the others");
+    cache.restore_aside(layer, place, positions.data(), bytes, count);
+  } else {
+    check(cache.num_slots(layer) == 0, "the layer holds slots");
+    cache.restore(layer, place, positions.data(), bytes, count);
+  }
 }
 
 std::vector<FloatArray> run_step(DecodeStep& step, const PyModel& model, const py::list& rows) {
@@ -172,6 +206,19 @@ void register_engine(py::module_& m) {
              check(layer >= 0 && layer < self.num_layers(), "layer out of range");
              return self.end_position(layer);
            })
+      .def("num_aside_slots",
+           [](const KVCache& self, int64_t layer) {
+             check(layer >= 0 && layer < self.num_layers(), "layer out of range");
+             return self.num_aside_slots(layer);
+           })
+      .def("place",
+           [](const KVCache& self, int64_t layer, bool aside) {
+             check(layer >= 0 && layer < self.num_layers(), "layer out of range");
+             return tuple_of(aside ? self.aside_place(layer) : self.place(layer));
+           },
+           py::arg("layer"), py::arg("aside") = false)
+      .def("restore", &restore_slots, py::arg("layer"), py::arg("place"), py::arg("positions"),
+           py::arg("rows"), py::arg("aside") = false)
       .def("append", &append_slots, py::arg("layer"), py::arg("positions"), py::arg("rows"))
       .def("read", &read_slots, py::arg("layer"), py::arg("begin"), py::arg("end"))
       .def("positions",

@@ -57,6 +57,39 @@ void KVCache::append_encoded(int64_t layer, const int32_t* positions, const uint
     append_row(layers_[layer], positions[i], rows + i * slot_bytes());
 }
 
+KVPlace KVCache::place(int64_t layer) const {
+  const Layer& own = layers_[layer];
+  return {own.first_page * kPageSlots, own.begin, own.end};
+}
+
+KVPlace KVCache::aside_place(int64_t layer) const {
+  const Layer& own = layers_[layer];
+  return {own.aside_first_page * kPageSlots, own.aside_begin, own.aside_end};
+}
+
+void KVCache::restore(int64_t layer, const KVPlace& place, const int32_t* positions,
+                      const uint8_t* rows, int64_t count) {
+  Layer& own = layers_[layer];
+  own.first_page = place.first_slot / kPageSlots;
+  own.num_slots = place.first_slot;
+  append_encoded(layer, positions, rows, count);
+  own.begin = place.begin;
+  own.end = place.end;
+}
+
+void KVCache::restore_aside(int64_t layer, const KVPlace& place, const int32_t* positions,
+                            const uint8_t* rows, int64_t count) {
+  Layer kept;
+  kept.first_page = place.first_slot / kPageSlots;
+  kept.num_slots = place.first_slot;
+  for (int64_t i = 0; i < count; ++i) append_row(kept, positions[i], rows + i * slot_bytes());
+  Layer& own = layers_[layer];
+  own.aside = std::move(kept.pages);
+  own.aside_first_page = kept.first_page;
+  own.aside_begin = place.begin;
+  own.aside_end = place.end;
+}
+
 void KVCache::append(int64_t layer, int32_t position, const float* row) {
   Layer& own = layers_[layer];
   encoded_.resize(static_cast<size_t>(slot_bytes()));

@@ -42,6 +42,12 @@ struct KVPage {
   std::array<int32_t, kPageSlots> positions{};
 };
 
+// Where a run of slots stands, for a copy of it: the number of the first, a multiple of kPageSlots,
+// and the positions [begin, end) for which it is complete.
+struct KVPlace {
+  int64_t first_slot = 0, begin = 0, end = 0;
+};
+
 class KVCache {
  public:
   // One layer for each window; a window of 0 keeps everything. Throws Status "bad-argument" on
@@ -62,6 +68,13 @@ class KVCache {
   int64_t end_position(int64_t layer) const { return layers_[layer].end; }
   // Slots of lower positions have left the window.
   int64_t begin_position(int64_t layer) const { return layers_[layer].begin; }
+  // Slots kept aside for a rewind to the mark; none: a count of 0. read() and position() take their
+  // numbers, too, which are below first_slot.
+  int64_t num_aside_slots(int64_t layer) const {
+    return static_cast<int64_t>(layers_[layer].aside.size()) * kPageSlots;
+  }
+  KVPlace place(int64_t layer) const;
+  KVPlace aside_place(int64_t layer) const;
   int64_t bytes() const;  // of all pages
 
   // Appends `count` slots in this cache's encoding (rows of slot_bytes()). Frees nothing, so that a
@@ -69,6 +82,12 @@ class KVCache {
   void append_encoded(int64_t layer, const int32_t* positions, const uint8_t* rows, int64_t count);
   // Appends one slot from float32, rounding to the encoding; frees pages that left the window.
   void append(int64_t layer, int32_t position, const float* row);
+  // Fills a layer that holds nothing with the copy of another's, and then what that kept aside: whole
+  // pages of slots below the others. Slots as for append_encoded.
+  void restore(int64_t layer, const KVPlace& place, const int32_t* positions, const uint8_t* rows,
+               int64_t count);
+  void restore_aside(int64_t layer, const KVPlace& place, const int32_t* positions,
+                     const uint8_t* rows, int64_t count);
   // Frees pages that left the windows: for when a prefill is complete and its slots stay.
   void settle();
   // Answers begin at `position` from now on.
@@ -97,7 +116,9 @@ class KVCache {
     int64_t aside_first_page = 0;
     int64_t aside_begin = 0, aside_end = 0;  // positions that `aside` answers for
     const KVPage& page_of(int64_t slot) const {
-      return pages[static_cast<size_t>(slot / kPageSlots - first_page)];
+      const int64_t page = slot / kPageSlots;
+      return page >= first_page ? pages[static_cast<size_t>(page - first_page)]
+                                : aside[static_cast<size_t>(page - aside_first_page)];
     }
   };
   void free_left(Layer& layer, int32_t position);

@@ -2,8 +2,9 @@
 
 A file is MAGIC, the header's length and CRC-32 (uint32 each), the header (JSON), then arrays
 without gaps: the ids (int32), and of each layer, the draft layer last, positions (int32 [n]) and
-slots ([n, W], uint16 or float32). Everything is little-endian. The header has a checksum of the ids
-and the checksum of every layer's packet, so that no byte of a file can change unnoticed.
+slots ([n, W], uint16 or float32), those that it kept aside first. Everything is little-endian. The
+header has a checksum of the ids and the checksum of every packet, so that no byte of a file can
+change unnoticed.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class KVSnapshot:
     @property
     def num_bytes(self) -> int:
         """Of KV, without positions."""
-        return sum(slots.packet.num_bytes for slots in self._all_layers())
+        return sum(slots.packet.num_bytes for slots in self._all_slots())
 
     def check(self, model: str, spec: ModelSpec, compute: str) -> None:
         """Raise PacketRefused unless it is of this model and compute type, and plausible."""
@@ -116,6 +117,12 @@ class KVSnapshot:
         if self.draft is not None:
             yield self.draft
 
+    def _all_slots(self) -> Iterator[LayerSlots]:
+        for slots in self._all_layers():
+            if slots.aside is not None:
+                yield slots.aside
+            yield slots
+
     def _damage(self, spec: ModelSpec) -> str:
         """What the checksums do not tell; "" for nothing."""
         if len(self.layers) != spec.num_layers:
@@ -128,25 +135,13 @@ class KVSnapshot:
         if self.draft is not None and self.draft.end > max(end - 1, 0):
             return "the KV of its draft layer is ahead"
         for slots, window in zip(self._all_layers(), (*self.windows, 0)):
-            positions, first_slot = slots.packet.positions, slots.first_slot
-            if len(positions) and not positions[0] <= positions[-1] < slots.end:
-                return "its positions do not belong to its tokens"
-            left = slots.begin(window) if window else 0
-            if first_slot % PAGE_SLOTS or not 0 <= first_slot <= left:
-                return "its slots are numbered wrongly"
+            if reason := _misplaced(slots, window):
+                return reason
         return ""
 
     def _write(self, file: BufferedIOBase) -> None:
         ids = self.ids.astype("<i4")
-        layers = [
-            {
-                "slots": len(slots.packet.positions),
-                "first_slot": slots.first_slot,
-                "end": slots.end,
-                "checksum": int(slots.packet.checksum),
-            }
-            for slots in self._all_layers()
-        ]
+        layers = [_entry(slots) for slots in self._all_layers()]
         header = json.dumps(
             {
                 "format": FORMAT,
@@ -164,7 +159,7 @@ class KVSnapshot:
         ).encode()
         file.write(_LENGTHS.pack(MAGIC, len(header), zlib.crc32(header)) + header)
         file.write(ids.tobytes())
-        for slots in self._all_layers():
+        for slots in self._all_slots():
             if len(slots.packet.positions):
                 file.write(np.ascontiguousarray(slots.packet.positions, "<i4").data)
                 rows = slots.packet.payload[TIER_NATIVE]
@@ -180,9 +175,7 @@ class KVSnapshot:
             windows = tuple(_count(window) for window in header["windows"])
             draft = header["draft"]
             layers = [*header["layers"], *([] if draft is None else [draft])]
-            counts = [_count(layer["slots"]) for layer in layers]
-            numbers = [(_count(layer["first_slot"]), _count(layer["end"])) for layer in layers]
-            checksums = [_count(layer["checksum"], 2**64) for layer in layers]
+            entries = [_parse(layer) for layer in layers]
             ids_checksum = _count(header["ids_checksum"], 2**32)
             model = header["model"]
             if not isinstance(model, str) or len(header["layers"]) != len(windows):
@@ -190,18 +183,20 @@ class KVSnapshot:
         except (KeyError, TypeError, ValueError):
             raise _refused("its header makes no sense") from None
         slot_bytes = 4 + dtype.itemsize * layout.width
-        if file.tell() + 4 * num_ids + sum(counts) * slot_bytes != file_bytes:
+        if (
+            file.tell()
+            + 4 * num_ids
+            + sum(part[0] for entry in entries for part in entry) * slot_bytes
+            != file_bytes
+        ):
             raise _refused("it is cut, or longer than its header says")
         ids = _read_array(file, (num_ids,), np.dtype("<i4"))
         if zlib.crc32(ids.tobytes()) != ids_checksum:
             raise _refused("its tokens are damaged")
         slots = []
-        for layer, (count, checksum) in enumerate(zip(counts, checksums)):
-            positions = _read_array(file, (count,), np.dtype("<i4"))
-            rows = _read_array(file, (count, layout.width), dtype)
-            packet = _packet(layer, positions, rows, checksum)
-            verify(packet, layout, compute)
-            slots.append(LayerSlots(packet, *numbers[layer]))
+        for layer, entry in enumerate(entries):
+            aside = _read_slots(file, layer, entry[1], layout, dtype) if len(entry) > 1 else None
+            slots.append(_read_slots(file, layer, entry[0], layout, dtype, aside))
         last = slots.pop() if draft is not None else None
         return cls(model, compute, layout, windows, ids, marked, tuple(slots), last)
 
@@ -226,6 +221,51 @@ def model_fingerprint(spec: ModelSpec, files: Sequence[Path]) -> str:
             why = error.strerror or str(error)
             raise CheckpointDamaged(f"{path} cannot be read", why) from None
     return digest.hexdigest()
+
+
+def _misplaced(slots: LayerSlots, window: int) -> str:
+    """Why a layer's slots cannot stand where they are said to; "" when they can."""
+    aside = slots.aside
+    for part in (slots,) if aside is None else (slots, aside):
+        positions = part.packet.positions
+        if len(positions) and not part.begin <= positions[0] <= positions[-1] < part.end:
+            return "its positions do not belong to its tokens"
+        if part.first_slot % PAGE_SLOTS or not 0 <= part.first_slot <= part.begin:
+            return "its slots are numbered wrongly"
+    if slots.begin > (max(0, slots.end - window + 1) if window else 0):
+        return "it lacks what a window shows"
+    if aside is not None:
+        count = len(aside.packet.positions)
+        if not count or count % PAGE_SLOTS or aside.first_slot + count > slots.first_slot:
+            return "its slots are numbered wrongly"
+    return ""
+
+
+def _entry(slots: LayerSlots) -> dict[str, Any]:
+    """What the header says of a layer."""
+    return {
+        "slots": len(slots.packet.positions),
+        "first_slot": slots.first_slot,
+        "begin": slots.begin,
+        "end": slots.end,
+        "checksum": int(slots.packet.checksum),
+        "aside": None if slots.aside is None else _entry(slots.aside),
+    }
+
+
+_Parsed = tuple[int, int, int, int, int]  # slots, first slot, begin, end, checksum
+
+
+def _parse(entry: Any) -> list[_Parsed]:
+    """Of a layer, and of what it kept aside. Raises KeyError, TypeError or ValueError."""
+    slots, first_slot, begin, end = (
+        _count(entry[name]) for name in ("slots", "first_slot", "begin", "end")
+    )
+    own = slots, first_slot, begin, end, _count(entry["checksum"], 2**64)
+    if entry["aside"] is None:
+        return [own]
+    (aside,) = _parse(entry["aside"])
+    return [own, aside]
 
 
 def _refused(why: str) -> PacketRefused:
@@ -275,10 +315,19 @@ def _read_array(file: BufferedIOBase, shape: tuple[int, ...], dtype: np.dtype[An
     return array
 
 
-def _packet(
-    layer: int, positions: NDArray[np.int32], rows: NDArray[Any], checksum: int
-) -> KVPacket:
-    tiers = np.full(len(positions), TIER_NATIVE, np.uint8)
-    payload = {TIER_NATIVE: rows} if len(positions) else {}
-    centre = np.empty(0, np.float16)
-    return KVPacket(VERSION, 0, 0, layer, positions, tiers, payload, {}, centre, checksum)
+def _read_slots(
+    file: BufferedIOBase,
+    layer: int,
+    parsed: _Parsed,
+    layout: KVLayout,
+    dtype: np.dtype[Any],
+    aside: LayerSlots | None = None,
+) -> LayerSlots:
+    count, first_slot, begin, end, checksum = parsed
+    positions = _read_array(file, (count,), np.dtype("<i4"))
+    rows = _read_array(file, (count, layout.width), dtype)
+    tiers, centre = np.full(count, TIER_NATIVE, np.uint8), np.empty(0, np.float16)
+    payload = {TIER_NATIVE: rows} if count else {}
+    packet = KVPacket(VERSION, 0, 0, layer, positions, tiers, payload, {}, centre, checksum)
+    verify(packet, layout)
+    return LayerSlots(packet, first_slot, begin, end, aside)

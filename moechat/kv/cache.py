@@ -17,34 +17,23 @@ from moechat.kv.packet import KVPacket, decode_packet, native_packet
 from moechat.models.spec import ModelSpec
 
 PAGE_SLOTS = 64  # kPageSlots of cpp/kv/cache.h
-# Attention adds up slots in spans, so its bits depend on where slots stand in theirs.
-SPAN_SLOTS = 256  # kSpanSlots of cpp/kernels/attention/spans.h, a multiple of prefill's kKeyBlock
-_FAR = 2**31 - 1  # past every position
 
 
 @dataclass(frozen=True)
 class LayerSlots:
-    """What one layer holds, for a snapshot.
+    """Slots of one layer, for a snapshot.
 
-    ``packet`` is all NATIVE, of session and epoch 0. ``first_slot``: how many slots left the
-    sliding window before, a multiple of PAGE_SLOTS. ``end``: tokens whose KV has crossed, kept or
-    dropped.
+    ``packet`` is all NATIVE, of session and epoch 0. ``first_slot``: the number of its first slot,
+    a multiple of PAGE_SLOTS; slots before left the sliding window. Positions from ``begin`` below
+    ``end`` have a slot or were dropped. ``aside``: what was kept of slots that left, for a rewind
+    to where the last answer began.
     """
 
     packet: KVPacket
     first_slot: int
+    begin: int
     end: int
-
-    def begin(self, window: int) -> int:
-        """Tokens before this position have left the window; the others were kept or dropped.
-
-        Where a policy had dropped tokens on both sides of this border, it is not known exactly, and
-        this is the highest position that it can be.
-        """
-        if not self.first_slot:
-            return 0
-        positions, needed = self.packet.positions, max(0, self.end - window + 1)
-        return min(int(positions[0]), needed) if len(positions) else needed
+    aside: LayerSlots | None = None
 
 
 class KVCache:
@@ -159,10 +148,19 @@ class KVCache:
     def slots(self, layer: int) -> LayerSlots:
         """A copy of what a layer holds; layer ``num_layers`` is the draft layer's."""
         native, number = self._place(layer)
-        positions = _positions(native, number)
-        rows = native.read(number, native.first_slot(number), native.num_slots(number))
-        packet = native_packet(0, 0, layer, positions, rows)
-        return LayerSlots(packet, native.first_slot(number), native.end_position(number))
+
+        def copy(end_slot: int, aside: LayerSlots | None = None, *, kept: bool) -> LayerSlots:
+            first_slot, begin, end = native.place(number, kept)
+            positions = native.positions(number, first_slot, end_slot)
+            packet = native_packet(
+                0, 0, layer, positions, native.read(number, first_slot, end_slot)
+            )
+            return LayerSlots(packet, first_slot, begin, end, aside)
+
+        count, aside = native.num_aside_slots(number), None
+        if count:
+            aside = copy(native.place(number, True)[0] + count, kept=True)
+        return copy(native.num_slots(number), aside, kept=False)
 
     def restore(
         self, layers: Sequence[LayerSlots], draft: LayerSlots | None, marked: int
@@ -172,39 +170,16 @@ class KVCache:
         Yields after each layer. Raises PacketRefused for a packet that does not belong here; that
         the rest is plausible was checked by the caller. ``draft`` may be None, or of no use here.
         """
-        end = layers[0].end
-        self.native.mark(-1)  # nothing that is freed now is worth keeping
-        for layer, slots in enumerate(layers):
-            if slots.first_slot:
-                self._skip(layer, slots.first_slot, slots.begin(self.windows[layer]))
-        self.native.truncate(_FAR)
         given = [*layers, *([draft] if draft is not None and self.draft is not None else [])]
         for layer, slots in enumerate(given):
             native, number = self._place(layer)
-            positions, rows = decode_packet(slots.packet, self.layout, self.compute)
-            native.append(number, positions, rows)
-            last = positions[-1] if len(positions) else -1
-            if last < slots.end - 1:  # a rewind went to a dropped token; taken off again below
-                self._append_empty(native, number, np.array([slots.end], np.int32))
+            for part, aside in ((slots, False), (slots.aside, True)):
+                if part is not None:
+                    place = part.first_slot, part.begin, part.end
+                    positions, rows = decode_packet(part.packet, self.layout, self.compute)
+                    native.restore(number, place, positions, rows, aside)
             yield
-        self.native.truncate(end)
-        if draft is not None and self.draft is not None:
-            self.draft.truncate(draft.end)
         self.mark(marked)
-
-    def _skip(self, layer: int, first_slot: int, begin: int) -> None:
-        """Have the next slot stand where ``first_slot`` stands in its span, as if positions below
-        ``begin`` had left the window."""
-        count = (first_slot - PAGE_SLOTS) % SPAN_SLOTS + PAGE_SLOTS
-        positions = np.arange(begin - count, begin, dtype=np.int32)
-        self._append_empty(self.native, layer, np.append(positions, np.int32(_FAR)))
-        self.native.settle()
-
-    def _append_empty(
-        self, native: _native.KVCache, layer: int, positions: NDArray[np.int32]
-    ) -> None:
-        dtype = np.uint16 if self.compute == "bf16" else np.float32
-        native.append(layer, positions, np.zeros((len(positions), self.layout.width), dtype))
 
     def _place(self, layer: int) -> tuple[_native.KVCache, int]:
         """Cache and number there of a layer."""

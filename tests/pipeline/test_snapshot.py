@@ -183,23 +183,37 @@ def test_all_that_a_window_shows_was_dropped(open_engine, tmp_path):
     session.extend(random_ids(engine, 800), logits=None)
     engine.kv_policy = native
     assert (session.cache.first_slot(0), session.cache.num_slots(0)) == (128, 129)
-    copy = engine.session(through_a_file(session, tmp_path))
-    assert len(copy.cache) == 800
+    for kept in (800, 500):  # what the window shows of 500 had been dropped, too
+        copy = engine.session(through_a_file(session, tmp_path))
+        assert len(copy.cache) == 800
+        assert copy.rewind(kept) == session.rewind(kept) == 0
     assert go_on(copy, 2) == go_on(session, 2)
 
 
-def test_a_rewind_to_where_the_answer_began(open_engine, tmp_path):
-    """What the window shows there is kept until the answer is over, in the copy, too."""
-    engine = open_engine(oracle_folder("mistral_swa"))
+@pytest.mark.parametrize("share", [0.0, 0.7])
+@pytest.mark.parametrize("answer_tokens", [2, 800])
+@pytest.mark.parametrize("name", WINDOWS)
+def test_a_rewind_to_where_the_answer_began(name, answer_tokens, share, open_engine, tmp_path):
+    """As after thinking. What the window shows there was kept aside, is so later, or is held."""
+    engine = open_engine(oracle_folder(name))
+    engine.kv_policy = Thinning(share)
     session = engine.session()
-    tokens_of(session.generate(random_ids(engine, 300), GREEDY))
-    copy = engine.session(through_a_file(session, tmp_path))
-    for one in (session, copy):
-        one.extend(random_ids(engine, 600, seed=5), logits=None)
-        for token in random_ids(engine, 200, seed=6):
-            one.extend([token], logits="last")
-        assert one.rewind(299) == 0
-    assert go_on(copy, 3) == go_on(session, 3)
+    answer = SamplingParams(temperature=0, max_tokens=answer_tokens, ignore_end=True)
+    tokens_of(session.generate(random_ids(engine, 300), answer))
+    for more in (0, 600):
+        snapshot = through_a_file(session, tmp_path)
+        copies = [engine.session(snapshot) for _ in range(2)]
+        for token in random_ids(engine, more, seed=6):
+            for one in (session, *copies):
+                one.extend([token], logits="last")
+        for layer in range(engine.spec.num_layers):
+            places = [one.cache.native.place(layer, True) for one in (session, *copies)]
+            assert places[1:] == places[:1] * 2
+        assert [one.rewind(280) for one in copies] == [0, 0]
+        assert go_on(copies[0], 3) == go_on(copies[1], 3)
+    copies[0].rewind(280)
+    assert session.rewind(280) == 0
+    assert go_on(copies[0], 3) == go_on(session, 3)
 
 
 @pytest.mark.parametrize("kept", [150, 97, 1, 0])

@@ -162,6 +162,44 @@ def test_headers_that_lie_are_refused(change, why, engine, path):
         resume(engine, path)
 
 
+def aside(**values):
+    def change(header):
+        header["layers"][0]["aside"].update(values)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda header: header["layers"][0].update(begin=900), "positions do not belong"),
+        (lambda header: header["layers"][0].update(first_slot=2**20), "numbered wrongly"),
+        (lambda header: header["layers"][0].update(first_slot=0), "numbered wrongly"),
+        (aside(first_slot=640), "numbered wrongly"),
+        (aside(first_slot=32), "numbered wrongly"),
+        (aside(begin=250), "positions do not belong"),
+        (aside(end=250), "positions do not belong"),
+        (aside(slots=3), "cut, or longer"),
+        (aside(aside={}), "makes no sense"),
+        (lambda header: header["layers"][0].update(aside=[1]), "makes no sense"),
+        (lambda header: header["layers"][0].pop("begin"), "makes no sense"),
+        (lambda header: header.update(draft=header["layers"][0]), "cut, or longer"),
+    ],
+)
+def test_windows_that_lie_are_refused(change, why, open_engine, tmp_path):
+    engine = open_engine(oracle_folder("mistral_swa"))
+    session, path = engine.session(), tmp_path / "talk.kv"
+    long = SamplingParams(temperature=0, max_tokens=700, ignore_end=True)
+    tokens_of(session.generate([5] * 250, long))
+    snapshot = session.snapshot()
+    assert snapshot.layers[0].aside is not None
+    snapshot.save(path)
+    assert len(resume(engine, path)) == 950
+    path.write_bytes(with_header(path.read_bytes(), change))
+    with pytest.raises(PacketRefused, match=why):
+        resume(engine, path)
+
+
 def test_a_token_outside_the_vocabulary_is_refused(engine, path):
     ids = np.array([3, 4, engine.spec.vocab_size], "<i4").tobytes()
     before = np.array([3, 4, 5], "<i4").tobytes()
