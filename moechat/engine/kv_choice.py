@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from moechat.errors import CheckpointDamaged
 from moechat.kv.ladder import Ladder
 from moechat.kv.layout import KVLayout
 from moechat.kv.policy import KVPolicy, make_policy
 from moechat.kv.tiers import budget_bytes_per_token
 from moechat.kv.verdict import CAUTIOUS_TIERS, Verdict, fingerprint, load_verdict
 from moechat.models.spec import ModelSpec
+from moechat.weights.fingerprint import files_fingerprint
 
 if TYPE_CHECKING:
     from moechat.engine.engine import Engine
@@ -24,14 +26,18 @@ _TOKENS = 256  # of the prefill that is timed
 
 
 def model_fingerprint(files: ModelFiles) -> str:
-    """What the probe's verdict is kept under."""
+    """What the probe's verdict is kept under. Raises CheckpointDamaged."""
     config = files.path / "config.json"
-    return fingerprint([*files.weight_files, *([config] if config.is_file() else [])])
+    paths = [*files.weight_files, *([config] if config.is_file() else [])]
+    return fingerprint(files_fingerprint(paths))
 
 
 def known_verdict(files: ModelFiles) -> Verdict | None:
-    """What the probe found, if it ever ran on these files."""
-    return load_verdict(model_fingerprint(files))
+    """What the probe found, if it ever ran on these files and they can be read."""
+    try:
+        return load_verdict(model_fingerprint(files))
+    except CheckpointDamaged:
+        return None
 
 
 def spectrum_policy(budget: float | None, spec: ModelSpec, verdict: Verdict | None) -> KVPolicy:

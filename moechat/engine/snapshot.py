@@ -26,11 +26,12 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from moechat.errors import CheckpointDamaged, DoesNotFit, MoechatError, PacketRefused, Usage
+from moechat.errors import DoesNotFit, MoechatError, PacketRefused, Usage
 from moechat.kv.cache import PAGE_SLOTS, LayerSlots
 from moechat.kv.layout import Kind, KVLayout, Part
 from moechat.kv.packet import TIER_NATIVE, VERSION, KVPacket, verify
 from moechat.models.spec import ModelSpec
+from moechat.weights.fingerprint import files_fingerprint
 
 MAGIC = b"moechkv\0"
 FORMAT = 1
@@ -40,7 +41,6 @@ _LIMIT = 2**31 - 1  # of positions and counts
 _WIDTH_LIMIT = 2**20  # kMaxSlotElements of cpp/kv/cache.h
 _DTYPES: dict[str, np.dtype[Any]] = {"bf16": np.dtype("<u2"), "exact": np.dtype("<f4")}
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_SAMPLES, _SAMPLE_BYTES = 64, 4096  # of all weight files together, at least two a file
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,23 +204,10 @@ class KVSnapshot:
 def model_fingerprint(spec: ModelSpec, files: Sequence[Path]) -> str:
     """Tells models apart, also those that differ in their weights' values only.
 
-    Of the dimensions, the files' sizes, and samples of their bytes: models of the same recipe have
-    equal names, sizes and headers. Raises CheckpointDamaged when a file cannot be read any more.
+    Raises CheckpointDamaged when a file cannot be read any more.
     """
-    digest = hashlib.blake2b(repr(spec).encode(), digest_size=16)
-    samples = max(2, _SAMPLES // max(1, len(files)))
-    for path in files:
-        try:
-            with open(path, "rb") as file:
-                file_bytes = os.fstat(file.fileno()).st_size
-                digest.update(file_bytes.to_bytes(8, "little"))
-                for i in range(samples):
-                    file.seek(max(0, file_bytes - _SAMPLE_BYTES) * i // (samples - 1))
-                    digest.update(file.read(_SAMPLE_BYTES))
-        except OSError as error:
-            why = error.strerror or str(error)
-            raise CheckpointDamaged(f"{path} cannot be read", why) from None
-    return digest.hexdigest()
+    text = repr(spec) + files_fingerprint(files)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _misplaced(slots: LayerSlots, window: int) -> str:

@@ -11,7 +11,6 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from moechat.kv.policy import NUM_SINKS, WINDOW
 from moechat.kv.tiers import BITS, ROTARY_OF_INT4
 
 CAUTIOUS_TIERS = 2  # of a model that was not probed, or did not pass
-_HEAD_BYTES, _SAMPLE_BYTES = 1 << 16, 1 << 12
 _MOST_TRIALS, _MOST_BYTES = 100, 10_000
 # Another protocol of the probe, or another coding: what was found before says nothing any more.
 _PLAN = (LOSS, TIERS, NUM_SINKS, WINDOW)
@@ -70,26 +68,12 @@ class Verdict:
         return asdict(self)
 
 
-def fingerprint(model_files: Sequence[Path]) -> str:
-    """Of a model's files and of this engine: another one of either has another name.
+def fingerprint(files: str) -> str:
+    """What a verdict is stored under: of the model's files, by their fingerprint, and the engine.
 
-    Cheap: names, sizes and a few thousand bytes of each file, not the weights.
+    Another one of either has another name.
     """
-    digest = hashlib.blake2b(repr(_ENGINE).encode(), digest_size=16)
-    for path in sorted(model_files, key=lambda path: path.name):
-        digest.update(b"\0" + os.fsencode(path.name) + b"\0")
-        try:
-            size_bytes = path.stat().st_size
-            digest.update(size_bytes.to_bytes(8, "little"))
-            with path.open("rb") as file:
-                digest.update(file.read(_HEAD_BYTES))
-                # Two trainings of one architecture may have the same header.
-                for place in (size_bytes // 2, size_bytes - _SAMPLE_BYTES):
-                    file.seek(max(place, 0))
-                    digest.update(file.read(_SAMPLE_BYTES))
-        except OSError:
-            digest.update(b"unreadable")
-    return digest.hexdigest()
+    return hashlib.blake2b((repr(_ENGINE) + files).encode(), digest_size=16).hexdigest()
 
 
 def load_verdict(name: str) -> Verdict | None:

@@ -15,7 +15,7 @@ from fake_engine import FakeEngine
 
 import moechat
 from moechat import Engine
-from moechat.engine.kv_choice import known_verdict, named_policy
+from moechat.engine.kv_choice import known_verdict, model_fingerprint, named_policy
 from moechat.errors import BadParameter, Usage
 from moechat.eval import command
 from moechat.eval import probe as probe_module
@@ -23,7 +23,7 @@ from moechat.eval.probe import divergence_nats, harshest_policy, probe
 from moechat.kv.layout import KVLayout, Part
 from moechat.kv.policy import best_num_tiers
 from moechat.kv.tiers import DROPPED, Tier
-from moechat.kv.verdict import Verdict, fingerprint, store_verdict
+from moechat.kv.verdict import Verdict, store_verdict
 
 GROUPED = KVLayout((Part(0, 64, "key"), Part(64, 64, "value")))
 LATENT = KVLayout((Part(0, 128, "latent"), Part(128, 32, "rotary")))
@@ -180,7 +180,7 @@ def test_the_verdict_decides_on_the_tiers_of_spectrum(monkeypatch, tmp_path, lay
         return named_policy("spectrum", 0.5, None, files).ladder.tiers
 
     assert named_policy("spectrum", 0.5, None).ladder.tiers == lowest() == (Tier.INT8, Tier.FP16)
-    store_verdict(fingerprint([weights]), Verdict(best, (True,), (True,), 0.0, 1, "2026-01-31"))
+    store_verdict(model_fingerprint(files), Verdict(best, (True,), (True,), 0.0, 1, "2026-01-31"))
     assert len(lowest()) == best and lowest()[0] == Tier.INT4
     (tmp_path / "config.json").write_text("{}")  # another model
     assert known_verdict(files) is None and lowest()[0] == Tier.INT8

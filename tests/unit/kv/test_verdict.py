@@ -80,35 +80,11 @@ def test_a_cache_that_cannot_be_written_is_done_without(monkeypatch, tmp_path):
     assert load_verdict("it") is None
 
 
-@pytest.mark.parametrize("place", [0, 500_001, 999_999])
-def test_another_content_is_another_model(files, place):
-    before = fingerprint(files)
-    content = bytearray(files[0].read_bytes())
-    content[place] = 1
-    files[0].write_bytes(content)
-    assert fingerprint(files) != before
-
-
-def test_names_and_sizes_count_but_neither_folder_nor_order(files, tmp_path):
-    before = fingerprint(files)
-    assert fingerprint(files[::-1]) == before
-    (tmp_path / "moved").mkdir()
-    moved = [file.rename(tmp_path / "moved" / file.name) for file in files]
-    assert fingerprint(moved) == before
-    renamed = moved[0].rename(moved[0].with_name("b.safetensors"))
-    assert fingerprint([renamed, moved[1]]) != before
-    renamed.rename(moved[0])
-    moved[1].write_bytes(b"{} ")
-    assert fingerprint(moved) != before
-    assert fingerprint(moved[:1]) != fingerprint(moved)
-    moved[1].unlink()
-    assert fingerprint(moved) != before
-
-
-def test_another_engine_has_another_fingerprint(files, monkeypatch):
-    before = fingerprint(files)
+def test_another_engine_or_model_has_another_fingerprint(monkeypatch):
+    before = fingerprint("files")
+    assert fingerprint("others") != before
     monkeypatch.setattr(verdict_module, "_ENGINE", (*verdict_module._ENGINE, "more"))
-    assert fingerprint(files) != before
+    assert fingerprint("files") != before
 
 
 def test_people_are_told_what_was_found():
