@@ -25,7 +25,7 @@ class TurnStats:
     kv_bytes: int = 0  # KV that prefill sent to decode: payload, scales and centres
     kv_native_bytes: int = 0  # the same tokens' KV at 2 bytes an element
     kv_dropped_fraction: float = 0.0  # of the new tokens, averaged over the layers
-    kv_native_packets: int = 0  # that crossed natively, for values too large for their tiers
+    kv_native_layers: int = 0  # that crossed natively, for values too large for their tiers
     kv_encode_seconds: float = 0.0  # on the prefill side, part of prefill_seconds
     kv_decode_seconds: float = 0.0  # on the decode side
     queued_seconds: float = 0.0  # before the prefill began, while others' prompts were read

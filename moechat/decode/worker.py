@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,7 +97,8 @@ class Close:
     """End the thread; running generations are cancelled."""
 
 
-# How much of a step's time goes to messages between two steps at most, but one is always handled.
+# How much of a step's time goes to messages between two steps at most; but always one of them, or a
+# part of a packet.
 MESSAGES_SHARE = 0.1
 
 Control = Truncate | StepLast | DecodeStart | Call | Attach | Close
@@ -114,6 +115,7 @@ class DecodeWorker:
         self.channel: Channel[Control] = Channel(channel_capacity, self._interrupt.raise_)
         self._caches: weakref.WeakValueDictionary[int, KVCache] = weakref.WeakValueDictionary()
         self._refused: dict[int, Exception] = {}  # first bad packet of a session
+        self._arriving: tuple[int, Iterator[None]] | None = None  # a packet's session, its parts
         self._running: list[_Running] = []
         self._closing = False
         self._step_seconds = 0.0  # of the last steps, on average
@@ -141,12 +143,16 @@ class DecodeWorker:
     def _read_channel(self) -> bool:
         """Handle what has arrived; False when, beside running generations, it took too long."""
         began = time.monotonic()
-        while message := self.channel.receive(block=not self._running and not self._closing):
-            self._handle(message)
+        while True:
+            if self._arriving is not None:
+                self._apply_part(*self._arriving)
+            elif message := self.channel.receive(block=not self._running and not self._closing):
+                self._handle(message)
+            else:
+                return True
             spent_seconds = time.monotonic() - began
             if self._running and spent_seconds > MESSAGES_SHARE * self._step_seconds:
                 return False
-        return True
 
     @staticmethod
     def _refuse(message: KVPacket | Control) -> None:
@@ -244,10 +250,16 @@ class DecodeWorker:
         cache = self._caches.get(packet.session)
         if cache is None or packet.session in self._refused:
             return
+        self._arriving = packet.session, cache.apply_parts(packet)
+
+    def _apply_part(self, session: int, parts: Iterator[None]) -> None:
         try:
-            cache.apply(packet)
+            next(parts)
+        except StopIteration:
+            self._arriving = None
         except Exception as error:  # reported with the message that waits for these packets
-            self._refused[packet.session] = error
+            self._arriving = None
+            self._refused[session] = error
 
     def _check_arrived(self, cache: KVCache, position: int) -> None:
         """Raise what kept a packet out, or PacketRefused unless all KV has arrived."""

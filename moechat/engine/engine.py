@@ -37,7 +37,7 @@ from moechat.weights.free_memory import free_memory_bytes
 if TYPE_CHECKING:
     from moechat.engine.text import TextModel
 
-CHANNEL_PACKETS = 64  # KV packets that may wait for the decode thread
+CHANNEL_PACKETS = 8  # KV packets that may wait for the decode thread
 
 
 class Engine:

@@ -142,7 +142,7 @@ def _prefilled(stats: TurnStats, result: PrefillResult) -> TurnStats:
         kv_bytes=result.kv_bytes,
         kv_native_bytes=result.kv_native_bytes,
         kv_dropped_fraction=result.kv_dropped_fraction,
-        kv_native_packets=result.kv_native_packets,
+        kv_native_layers=result.kv_native_layers,
         kv_encode_seconds=result.kv_encode_seconds,
     )
 

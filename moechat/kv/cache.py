@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from moechat import _native
 from moechat.errors import PacketRefused
 from moechat.kv.layout import KVLayout
-from moechat.kv.packet import KVPacket, decode_packet, native_packet
+from moechat.kv.packet import KVPacket, decode_packet, decode_parts, native_packet
 from moechat.models.spec import ModelSpec
 
 PAGE_SLOTS = 64  # kPageSlots of cpp/kv/cache.h
@@ -98,21 +98,33 @@ class KVCache:
         """Append a packet's slots; False when it is stale. Raises PacketRefused when it is bad."""
         if packet.session != self.session or packet.epoch != self.epoch:
             return False
+        for _ in self.apply_parts(packet):
+            pass
+        return True
+
+    def apply_parts(self, packet: KVPacket) -> Iterator[None]:
+        """``apply`` with a pause after every part, so that others need not wait for the whole."""
+        if packet.session != self.session or packet.epoch != self.epoch:
+            return
         started = time.perf_counter()
-        positions, rows = decode_packet(packet, self.layout, self.compute)
-        self.decode_seconds += time.perf_counter() - started
-        native, layer = self._place(packet.layer)
+        for positions, rows in decode_parts(packet, self.layout, self.compute):
+            self.decode_seconds += time.perf_counter() - started
+            self._append(packet.layer, positions, rows)
+            yield
+            started = time.perf_counter()
+        self.arrived_bytes += packet.num_bytes
+
+    def _append(self, packet_layer: int, positions: NDArray[np.int32], rows: NDArray[Any]) -> None:
+        native, layer = self._place(packet_layer)
         try:
-            if len(positions) and positions[0] < native.end_position(layer):
+            if positions[0] < native.end_position(layer):
                 raise PacketRefused(
-                    f"a KV packet of layer {packet.layer} was refused",
+                    f"a KV packet of layer {packet_layer} was refused",
                     "its positions are held already",
                 )
             native.append(layer, positions, rows)
         except _native.NativeError as error:
             raise PacketRefused("a KV packet was refused", str(error.args[1])) from error
-        self.arrived_bytes += packet.num_bytes
-        return True
 
     def settle(self) -> None:
         """Let go of what left the sliding windows: all packets of a prefill have arrived."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,7 @@ from moechat.kv.tiers import DROPPED, Tier, coded_parts, tier_sizes
 
 VERSION = 2
 TIER_NATIVE = int(Tier.NATIVE)
-# A prefill's layer crosses in packets of at most so many tokens: decode steps wait for no more than
-# one of them at a time.
-PACKET_TOKENS = 512
+PART_TOKENS = 512  # of a packet that is decoded in parts
 
 _COMPUTE_DTYPES: dict[str, np.dtype[Any]] = {
     "bf16": np.dtype(np.uint16),
@@ -64,12 +62,6 @@ class KVPacket:
     def header_bytes(self) -> int:
         """Positions and tiers."""
         return self.positions.nbytes + self.tiers.nbytes
-
-
-def packet_parts(num_tokens: int) -> Iterator[slice]:
-    """The tokens of a span, packet by packet."""
-    for begin in range(0, num_tokens, PACKET_TOKENS):
-        yield slice(begin, min(begin + PACKET_TOKENS, num_tokens))
 
 
 def native_packet(
@@ -185,6 +177,38 @@ def decode_packet(
     of a packet that is all NATIVE are the packet's own, not copies.
     """
     verify(packet, layout, compute)
+    return _decode(packet, layout, compute)
+
+
+def decode_parts(
+    packet: KVPacket, layout: KVLayout, compute: str
+) -> Iterator[tuple[NDArray[np.int32], NDArray[Any]]]:
+    """``decode_packet`` of at most PART_TOKENS tokens after the other, the whole verified first."""
+    verify(packet, layout, compute)
+    for begin in range(0, len(packet.positions), PART_TOKENS):
+        yield _decode(_part(packet, begin, begin + PART_TOKENS), layout, compute)
+
+
+def _part(packet: KVPacket, begin: int, end: int) -> KVPacket:
+    """Tokens [begin, end) as views; the checksum is that of the whole."""
+    tiers = packet.tiers[begin:end]
+    payload: dict[int, NDArray[Any]] = {}
+    scales: dict[int, NDArray[Any]] = {}
+    for code in packet.payload:
+        first = np.count_nonzero(packet.tiers[:begin] == code)
+        rows = slice(first, first + np.count_nonzero(tiers == code))
+        if rows.start == rows.stop:
+            continue
+        payload[code] = packet.payload[code][rows]
+        if code in packet.scales:
+            scales[code] = packet.scales[code][rows]
+    positions = packet.positions[begin:end]
+    return replace(packet, positions=positions, tiers=tiers, payload=payload, scales=scales)
+
+
+def _decode(
+    packet: KVPacket, layout: KVLayout, compute: str
+) -> tuple[NDArray[np.int32], NDArray[Any]]:
     if list(packet.payload) == [TIER_NATIVE]:
         return packet.positions, packet.payload[TIER_NATIVE]
     rows = np.empty((len(packet.positions), layout.width), _COMPUTE_DTYPES[compute])

@@ -13,7 +13,6 @@ from moechat.errors import BadParameter
 from moechat.kv.importance import token_importance
 from moechat.kv.ladder import TIERS, Ladder, tiers_of
 from moechat.kv.layout import KVLayout
-from moechat.kv.packet import PACKET_TOKENS
 from moechat.kv.plan import Plan, allocate
 from moechat.kv.rank import descending
 from moechat.kv.tiers import DROPPED, Tier, budget_bytes_per_token, bytes_per_token
@@ -71,12 +70,9 @@ class KVPolicy(ABC):
             raise ValueError(f"window_mass has shape {mass_n.shape} for {num_tokens} tokens.")
         return self._plan(first_position, num_tokens, mass_n)
 
-    def _centre_bytes(self, quantised_n: NDArray[np.bool_]) -> int:
-        """What the centres of the keys cost: float16, one a packet that has quantised tokens."""
-        if not self.centre_keys:
-            return 0
-        packets = np.unique(np.flatnonzero(quantised_n) // PACKET_TOKENS)
-        return 2 * self.layout.centred_width * len(packets)
+    def _centre_bytes(self) -> int:
+        """What the centre of the keys costs a packet that holds quantised tokens: float16."""
+        return 2 * self.layout.centred_width if self.centre_keys else 0
 
     @abstractmethod
     def _plan(
@@ -94,8 +90,8 @@ class UniformPolicy(KVPolicy):
         self, first_position: int, num_tokens: int, mass_n: NDArray[np.float32] | None
     ) -> Plan:
         num_bytes = num_tokens * bytes_per_token(self.layout, self.tier)
-        quantised = self.tier not in (Tier.NATIVE, Tier.FP16)
-        num_bytes += self._centre_bytes(np.full(num_tokens, quantised))
+        if num_tokens and self.tier not in (Tier.NATIVE, Tier.FP16):
+            num_bytes += self._centre_bytes()
         return Plan(np.full(num_tokens, self.tier, np.uint8), 0, num_bytes)
 
 
@@ -120,14 +116,14 @@ class SpectrumPolicy(KVPolicy):
         # The root: what the next queries read differs from what the last ones read.
         importance_n = np.sqrt(token_importance(mass_n, num_tokens, protected))
         budget_bytes = math.floor(num_tokens * self.budget * budget_bytes_per_token(self.layout))
-        costs = self.ladder.cost_bytes
-        centre_bytes = self._centre_bytes(np.ones(num_tokens, bool))
+        costs, centre_bytes = self.ladder.cost_bytes, self._centre_bytes()
         if budget_bytes < num_tokens * costs[-1]:
             least = min(budget_bytes, num_tokens * costs[0])
             budget_bytes = max(budget_bytes - centre_bytes, least)
         plan = allocate(importance_n, protected, budget_bytes, self.ladder)
-        quantised_n = np.isin(plan.tiers, self.ladder.tiers[:-1])
-        return replace(plan, num_bytes=plan.num_bytes + self._centre_bytes(quantised_n))
+        if not np.isin(plan.tiers, self.ladder.tiers[:-1]).any():
+            return plan
+        return replace(plan, num_bytes=plan.num_bytes + centre_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from moechat.errors import EngineClosed, KVNotEncodable
 from moechat.events import PrefillProgress, Queued
 from moechat.kv.cache import KVCache
 from moechat.kv.channel import Channel
-from moechat.kv.packet import KVPacket, encode_packet, native_packet, packet_parts
+from moechat.kv.packet import KVPacket, encode_packet, native_packet
 from moechat.kv.policy import KVPolicy
 from moechat.kv.tiers import DROPPED, Tier
 from moechat.prefill.cpu import CpuPrefill, LayerOutput
@@ -34,7 +34,7 @@ class PrefillResult:
     seconds: float = 0.0
     kv_bytes: int = 0  # payload, scales and centres of all packets, the draft layer's included
     kv_native_bytes: int = 0  # of the same tokens at 2 bytes an element
-    kv_native_packets: int = 0  # whose values the tiers could not hold
+    kv_native_layers: int = 0  # whose values the tiers could not hold
     kv_dropped_fraction: float = 0.0  # of the new tokens, averaged over the layers
     kv_encode_seconds: float = 0.0  # choosing tiers and encoding
     queued_seconds: float = 0.0  # before it was its turn
@@ -148,9 +148,8 @@ class PrefillWorker:
             output = span.run_layer(job.cancel, job.policy.window)
             if output is None:
                 return False
-            for packet in _packets(job, epoch, layer, positions, output):
-                if not self._send(job, packet):
-                    return False
+            if not self._send(job, _encode(job, epoch, layer, positions, output)):
+                return False
             job.progress(
                 PrefillProgress(
                     layers_done=layer + 1,
@@ -164,12 +163,9 @@ class PrefillWorker:
             if job.result.logits is None:
                 return False
         if cache.draft is not None and (slots := span.draft(job.next_id, job.cancel)):
-            for part in packet_parts(len(slots[0])):
-                packet = native_packet(
-                    cache.session, epoch, cache.num_layers, slots[0][part], slots[1][part]
-                )
-                if not self._send(job, packet):
-                    return False
+            packet = native_packet(cache.session, epoch, cache.num_layers, *slots)
+            if not self._send(job, packet):
+                return False
             job.result.kv_native_bytes += 2 * slots[1].size
         job.result.seconds = time.perf_counter() - started
         return True
@@ -181,12 +177,12 @@ class PrefillWorker:
         return True
 
 
-def _packets(
+def _encode(
     job: PrefillJob, epoch: int, layer: int, positions: NDArray[np.int32], output: LayerOutput
-) -> Iterator[KVPacket]:
-    """One layer's packets, as the policy has it. Encoded one by one, as they are sent.
+) -> KVPacket:
+    """One layer's packet, as the policy has it.
 
-    When a value does not fit its tier, what the policy keeps of this packet crosses NATIVE.
+    When a value does not fit its tier, what the policy keeps of this layer crosses NATIVE.
     """
     started = time.perf_counter()
     num_tokens, mass_n = len(positions), output.window_mass_n
@@ -196,28 +192,25 @@ def _packets(
     if tiers[-1] == DROPPED:  # how far the cache is complete shows by the last slot
         raise ValueError(f"the KV policy {job.policy.name} dropped the last token")
     cache, rows = job.cache, output.kv_TW
-    job.result.kv_native_bytes += 2 * rows.size
-    job.result.kv_dropped_fraction += float(np.mean(tiers == DROPPED)) / cache.num_layers
 
-    def encode(part: slice, tiers: NDArray[np.uint8]) -> KVPacket:
+    def encode(tiers: NDArray[np.uint8]) -> KVPacket:
         return encode_packet(
             cache.session,
             epoch,
             layer,
-            positions[part],
-            rows[part],
+            positions,
+            rows,
             tiers,
             cache.layout,
             centre_keys=job.policy.centre_keys,
         )
 
-    for part in packet_parts(num_tokens):
-        wanted = tiers[part]
-        try:
-            packet = encode(part, wanted)
-        except KVNotEncodable:
-            job.result.kv_native_packets += 1
-            packet = encode(part, np.where(wanted == DROPPED, wanted, np.uint8(Tier.NATIVE)))
-        job.result.kv_encode_seconds += time.perf_counter() - started
-        yield packet
-        started = time.perf_counter()
+    try:
+        packet = encode(tiers)
+    except KVNotEncodable:
+        job.result.kv_native_layers += 1
+        packet = encode(np.where(tiers == DROPPED, tiers, np.uint8(Tier.NATIVE)))
+    job.result.kv_native_bytes += 2 * rows.size
+    job.result.kv_dropped_fraction += float(np.mean(tiers == DROPPED)) / cache.num_layers
+    job.result.kv_encode_seconds += time.perf_counter() - started
+    return packet

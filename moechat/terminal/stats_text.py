@@ -28,8 +28,8 @@ def stats_rows(finished: Finished) -> list[tuple[str, str]]:
         prompt += f", KV {sent} of {native} ({share:.0f} %)"
     if stats.kv_dropped_fraction:
         prompt += f", {100 * stats.kv_dropped_fraction:.1f} % of the tokens dropped"
-    if stats.kv_native_packets:
-        prompt += f", {stats.kv_native_packets} packets natively (values too large for their tier)"
+    if stats.kv_native_layers:
+        prompt += f", {stats.kv_native_layers} layers natively (values too large for their tier)"
     if stats.queued_seconds >= _SHOWN_QUEUED_SECONDS:
         prompt += f", after {stats.queued_seconds:.1f} s behind others"
     return [
@@ -67,7 +67,7 @@ def stats_json(finished: Finished) -> str:
             "kv_bytes": stats.kv_bytes,
             "kv_native_bytes": stats.kv_native_bytes,
             "kv_dropped_fraction": round(stats.kv_dropped_fraction, 6),
-            "kv_native_packets": stats.kv_native_packets,
+            "kv_native_layers": stats.kv_native_layers,
             "kv_encode_seconds": round(stats.kv_encode_seconds, 6),
             "kv_decode_seconds": round(stats.kv_decode_seconds, 6),
             "seed": stats.seed,

@@ -57,13 +57,13 @@ def test_that_layer_crosses_natively(name, compute, folder, open_engine):
     session = engine.session()
     *_, last = session.generate([5, 6, 7, 8] * 10, GREEDY)
     assert last.finish_reason == "length"
-    assert last.stats.kv_native_packets == 1
+    assert last.stats.kv_native_layers == 1
     # The same as when the policy asks for exactly that.
     engine.kv_policy = NativeInLayer(1, engine.kv_policy)
     other = engine.session()
     *_, same = other.generate([5, 6, 7, 8] * 10, GREEDY)
     assert other.timeline.ids == session.timeline.ids
-    assert (same.stats.kv_native_packets, same.stats.kv_bytes) == (0, last.stats.kv_bytes)
+    assert (same.stats.kv_native_layers, same.stats.kv_bytes) == (0, last.stats.kv_bytes)
     for layer in range(engine.spec.num_layers):
         held = [one.cache.read(layer, 0, one.cache.num_slots(layer)) for one in (session, other)]
         assert held[0].tobytes() == held[1].tobytes()
@@ -73,11 +73,11 @@ def test_native_needs_nothing_of_it(folder, open_engine):
     engine = open_engine(folder)
     session = engine.session()
     session.extend([5, 6, 7, 8], logits=None)
-    assert session.last_stats.kv_native_packets == 0
+    assert session.last_stats.kv_native_layers == 0
 
 
 def test_an_extend_counts_too_and_layers_add_up(folder, open_engine):
     session = open_engine(folder, kv="int8").session()
     session.extend([5, 6, 7, 8], logits=None)
-    assert session.last_stats.kv_native_packets == 1
+    assert session.last_stats.kv_native_layers == 1
     assert tokens_of(session.generate([9], GREEDY))

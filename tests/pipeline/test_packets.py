@@ -14,7 +14,7 @@ from packet_record import record
 from moechat import SamplingParams
 from moechat.errors import PacketRefused
 from moechat.kv.channel import Channel
-from moechat.kv.packet import PACKET_TOKENS, KVPacket, native_packet, verify
+from moechat.kv.packet import PART_TOKENS, KVPacket, native_packet, verify
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_end=True)
 
@@ -164,39 +164,26 @@ def test_a_full_channel_blocks_only_packets():
     assert channel.receive(block=False) is None
 
 
-def test_a_long_prompt_crosses_in_packets_of_bounded_size(open_engine, monkeypatch):
-    engine = open_engine(MINI)
-    packets = record(engine, monkeypatch)
-    length = 2 * PACKET_TOKENS + 7
-    session = engine.session()
-    session.extend([5 + i % 300 for i in range(length)], logits=None)
-    assert len(session.cache) == length
-    for layer in range(engine.spec.num_layers):
-        parts = [packet.positions.tolist() for packet in packets if packet.layer == layer]
-        assert [len(part) for part in parts] == [PACKET_TOKENS, PACKET_TOKENS, 7]
-        assert list(itertools.chain(*parts)) == list(range(length))
-
-
 def test_a_reader_that_pauses_does_not_hold_up_another_sessions_prompt(open_engine):
     engine = open_engine(MINI, channel_packets=1)
     paused = engine.session().generate([5] * 8, SamplingParams(max_tokens=500, ignore_end=True))
     time.sleep(0.3)  # its queue of tokens is full by now
     session = engine.session()
-    session.extend([7] * (3 * PACKET_TOKENS), logits=None)
-    assert len(session.cache) == 3 * PACKET_TOKENS
+    session.extend([7] * (3 * PART_TOKENS), logits=None)
+    assert len(session.cache) == 3 * PART_TOKENS
     assert len(tokens_of(paused)) == 500
 
 
-def test_packets_wait_for_steps_that_run_and_control_for_the_packets(open_engine, monkeypatch):
-    """Beside an answer at most one message is handled between two steps when it takes long."""
+def test_parts_of_packets_wait_for_steps_that_run(open_engine, monkeypatch):
+    """Beside an answer at most one part of a packet is handled between two steps if it is slow."""
     engine = open_engine(MINI)
     order: list[str] = []
-    apply, generate = engine.decode._apply, engine.decode._generate
+    apply_part, generate = engine.decode._apply_part, engine.decode._generate
 
-    def slow_apply(packet):
-        order.append("packet")
+    def slow_part(session, parts):
+        order.append("part")
         time.sleep(0.02)
-        apply(packet)
+        apply_part(session, parts)
 
     def stepping(max_steps):
         order.append("steps")
@@ -204,13 +191,15 @@ def test_packets_wait_for_steps_that_run_and_control_for_the_packets(open_engine
 
     answer = engine.session().generate([5] * 8, SamplingParams(max_tokens=3000, ignore_end=True))
     next(answer)
-    monkeypatch.setattr(engine.decode, "_apply", slow_apply)
+    monkeypatch.setattr(engine.decode, "_apply_part", slow_part)
     monkeypatch.setattr(engine.decode, "_generate", stepping)
     drain = threading.Thread(target=lambda: list(answer))
     drain.start()
     session = engine.session()
-    session.extend([7] * (2 * PACKET_TOKENS), logits=None)
+    session.extend([7] * (2 * PART_TOKENS), logits=None)
     answer.cancel()
     drain.join()
-    assert order.count("packet") == 2 * engine.spec.num_layers
-    assert all(a != b for a, b in itertools.pairwise(order) if a == "packet")
+    ends = 1  # a call that finds no part any more
+    assert order.count("part") == (2 + ends) * engine.spec.num_layers
+    assert all(a != b for a, b in itertools.pairwise(order) if a == "part")
+    assert len(session.cache) == 2 * PART_TOKENS

@@ -13,8 +13,16 @@ from kv_layouts import GROUPED, LATENT, grouped, latent
 
 from moechat import _native
 from moechat.errors import KVNotEncodable, PacketRefused
+from moechat.kv import packet as packet_module
 from moechat.kv.layout import KVLayout
-from moechat.kv.packet import KVPacket, checksum, decode_packet, encode_packet, verify
+from moechat.kv.packet import (
+    KVPacket,
+    checksum,
+    decode_packet,
+    decode_parts,
+    encode_packet,
+    verify,
+)
 from moechat.kv.tiers import DROPPED, Tier, bytes_per_token, coded_parts
 
 COMPUTES = {"bf16": np.uint16, "exact": np.float32}
@@ -280,3 +288,19 @@ def test_a_packet_of_another_model_or_compute_type() -> None:
     ]:  # fmt: skip
         with pytest.raises(PacketRefused):
             decode_packet(packet, layout, compute)
+
+
+@settings(deadline=None)
+@given(spans(), st.sampled_from([1, 2, 5, 64]))
+def test_parts_are_the_whole(span, part_tokens):
+    layout, compute, tiers, seed, centre_keys = span
+    rows = make_rows(len(tiers), layout, compute, seed)
+    positions = np.arange(len(tiers), dtype=np.int32)
+    packet = encode_packet(0, 0, 0, positions, rows, tiers, layout, centre_keys=centre_keys)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packet_module, "PART_TOKENS", part_tokens)
+        parts = list(decode_parts(packet, layout, compute))
+    whole_positions, whole_rows = decode_packet(packet, layout, compute)
+    assert all(len(part) <= part_tokens for part, _ in parts)
+    assert [p for part, _ in parts for p in part] == whole_positions.tolist()
+    assert b"".join(part.tobytes() for _, part in parts) == whole_rows.tobytes()
