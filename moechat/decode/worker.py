@@ -143,6 +143,7 @@ class DecodeWorker:
         began = time.monotonic()
         while message := self.channel.receive(block=not self._running and not self._closing):
             self._handle(message)
+            del message  # its cache is not to live until the next one comes
             spent_seconds = time.monotonic() - began
             if self._running and spent_seconds > MESSAGES_SHARE * self._step_seconds:
                 return False
