@@ -178,9 +178,11 @@ class DecodeWorker:
         except Exception as failure:  # told to whoever waits: this thread serves everybody
             error = failure
         for running in list(self._running):
-            if error is not None or running.generation.finish_reason:
+            reason, failure = running.generation.finish_reason, running.generation.failure
+            if error is not None or reason:
                 self._running.remove(running)
-                self._finish(running, running.generation.finish_reason, error)
+                own = None if failure is None else _native.NativeError(*failure)
+                self._finish(running, reason, own or error)
 
     @staticmethod
     def _finish(running: _Running, reason: str, error: Exception | None) -> None:
