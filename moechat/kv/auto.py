@@ -31,10 +31,10 @@ def pays(
 ) -> bool:
     """Whether the way from prefill to decode is faster with a lossy policy (design 3.10).
 
-    ``bytes_sent``: of each native byte (2 an element), those that cross; ``native_bytes_sent``: with
-    native KV, 2 where the compute type has 4 bytes. ``link_bytes_per_second`` None: shared memory,
-    where nothing crosses. The stages overlap, so that the slowest one counts; only encoding
-    is done by the prefill thread itself, and adds to its time.
+    ``bytes_sent``: of each native byte (2 an element), those that cross; ``native_bytes_sent``:
+    with native KV, 2.0 in exact mode. ``link_bytes_per_second`` None: shared memory, where nothing
+    crosses. The stages overlap, so that the slowest one counts; only encoding is done by the
+    prefill thread itself, and adds to its time.
     """
     if link_bytes_per_second is None:
         return False
