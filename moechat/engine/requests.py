@@ -117,19 +117,22 @@ class Handle:
 
     def close(self) -> None:
         """Cancel and clean up, discarding events."""
-        self.cancel()
-        for _ in self:
-            pass
+        if not self._handed_over():
+            self.cancel()
+            for _ in self:
+                pass
 
     def __del__(self) -> None:
-        if self._events is None:
-            return
-        ends = self.cancellation, self._events
-        if getattr(_collector, "runs", False):
-            with contextlib.suppress(RuntimeError):  # the interpreter ends
-                _thread.start_new_thread(_abandon, ends)
-        else:
-            _abandon(*ends)
+        if self._events is not None and not self._handed_over():
+            _abandon(self.cancellation, self._events)
+
+    def _handed_over(self) -> bool:
+        """Whether the collector calls, which cannot wait: then a thread of its own cleans up."""
+        if self._events is None or not getattr(_collector, "runs", False):
+            return False
+        with contextlib.suppress(RuntimeError):  # the interpreter ends
+            _thread.start_new_thread(_abandon, (self.cancellation, self._events))
+        return True
 
 
 def _abandon(cancellation: Cancellation, events: _Events) -> None:

@@ -71,15 +71,24 @@ def by_hand():
     gc.enable()
 
 
+def closing(events):
+    """As a conversation reads a handle."""
+    try:
+        yield from events
+    finally:
+        events.close()
+
+
+@pytest.mark.parametrize("read", [iter, closing])
 @pytest.mark.parametrize("collect", [collect_on_decode, collect_with_locks])
-def test_the_collector_ends_an_answer_wherever_it_runs(collect, open_engine, by_hand):
+def test_the_collector_ends_an_answer_wherever_it_runs(collect, read, open_engine, by_hand):
     engine, ended = open_engine(MINI), threading.Event()
     session = engine.session()
-    handle = session.generate(PROMPT, ENDLESS)
-    while next(handle).token_id is None:
+    events = read(session.generate(PROMPT, ENDLESS))
+    while next(events).token_id is None:
         pass
-    InCycle(handle)
-    del handle
+    InCycle(events)
+    del events
     collect(engine, ended)
     assert ended.wait(WAIT_SECONDS)
     assert becomes(lambda: not session._busy.locked())
