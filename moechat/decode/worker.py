@@ -178,10 +178,10 @@ class DecodeWorker:
         except Exception as failure:  # told to whoever waits: this thread serves everybody
             error = failure
         for running in list(self._running):
-            reason, failure = running.generation.finish_reason, running.generation.failure
+            reason, named = running.generation.finish_reason, running.generation.failure
             if error is not None or reason:
                 self._running.remove(running)
-                own = None if failure is None else _native.NativeError(*failure)
+                own = None if named is None else _native.NativeError(*named)
                 self._finish(running, reason, own or error)
 
     @staticmethod
