@@ -20,6 +20,10 @@ PROMPT = [0, 3, 1204, 5, 4]
 WAIT_SECONDS = 20
 
 
+def tokens_of(handle):
+    return [event.token_id for event in handle if event.token_id is not None]
+
+
 def becomes(condition):
     deadline = time.monotonic() + WAIT_SECONDS
     while not condition() and time.monotonic() < deadline:
@@ -114,3 +118,22 @@ def test_an_idle_engine_keeps_no_cache_and_no_logits(open_engine):
     watched = [weakref.ref(logits), weakref.ref(session.cache)]
     del logits, session
     assert becomes(lambda: all(reference() is None for reference in watched))
+
+
+def test_an_interrupt_just_after_the_work_was_sent_cancels_it(open_engine, monkeypatch):
+    engine = open_engine(MINI)
+    greedy = SamplingParams(temperature=0, max_tokens=8, ignore_end=True)
+    want = tokens_of(engine.session().generate(PROMPT, greedy))
+    session, submit = engine.session(), engine.prefill.submit
+
+    def interrupted(job):
+        submit(job)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine.prefill, "submit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        session.generate([5 + i % 8000 for i in range(1500)], greedy)
+    monkeypatch.undo()
+    engine.session().extend(PROMPT)  # served after what was under way
+    assert len(session) == len(session.cache) == 0
+    assert tokens_of(session.generate(PROMPT, greedy)) == want
