@@ -339,6 +339,12 @@ void register_engine(py::module_& m) {
            py::keep_alive<1, 5>(), py::keep_alive<1, 6>(), py::keep_alive<1, 12>(),
            py::keep_alive<1, 13>())
       .def_readonly("finish_reason", &Generation::finish_reason)
+      .def_property_readonly("failure",
+                             [](const Generation& generation) -> py::object {
+                               if (!generation.failure) return py::none();
+                               return py::make_tuple(generation.failure->name,
+                                                     generation.failure->what());
+                             })
       .def_readonly("position", &Generation::position)
       .def_readonly("num_drafted", &Generation::num_drafted)
       .def_readonly("num_accepted", &Generation::num_accepted);

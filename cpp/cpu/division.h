@@ -33,7 +33,7 @@ class Division {
   // Call while no job runs. 0 < share < 1.
   void set_share(double share) {
     const auto count = static_cast<double>(workers_.size());
-    const double rest = share * count - std::floor(share * count);
+    const double rest = share * count - std::floor(share * count + 1e-9);
     bool rest_given = rest < 1e-6;
     for (size_t w = 0; w < workers_.size(); ++w) {
       // Spread, so that every node has some of both.

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <thread>
 
-#include "common/status.h"
-
 namespace moechat {
 namespace {
 
@@ -92,6 +90,25 @@ bool drop_drafts(const std::vector<Turn>& turns) {
   return any;
 }
 
+// After a step that threw, caches truncated: finds whose rows it throws for alone.
+void find_failed(DecodeStep& step, const std::vector<Turn>& turns, const std::vector<StepRow>& rows,
+                 const Status& failure) {
+  bool found = false;
+  for (size_t i = 0; i < turns.size(); ++i) {
+    Generation& g = *turns[i].generation;
+    try {
+      if (turns.size() == 1) throw Status(failure);
+      step.run({rows[i]}, g.cancel);
+    } catch (const Status& own) {
+      g.finish_reason = "failed";
+      g.failure = own;
+      found = true;
+    }
+    g.cache->truncate(turns[i].position);
+  }
+  if (!found) throw Status(failure);
+}
+
 // Asks each drafter once for all its generations that go on.
 void draft(std::vector<Turn>& turns, std::vector<DraftRequest>& requests) {
   const auto wants = [](const Generation& g) {
@@ -133,7 +150,7 @@ int64_t generate(DecodeStep& step, const std::vector<Generation*>& generations, 
   };
   int64_t num_steps = 0;
   const auto goes_on = [&] {
-    return !any_finished(generations) && !interrupt.raised() &&
+    return !any_finished(generations) && (num_steps == 0 || !interrupt.raised()) &&
            (max_steps == 0 || num_steps < max_steps);
   };
   while (goes_on()) {
@@ -147,7 +164,7 @@ int64_t generate(DecodeStep& step, const std::vector<Generation*>& generations, 
     }
     if (turns.empty()) {
       std::this_thread::sleep_for(kReaderPause);
-      if (max_steps != 0) break;  // the caller has other work meanwhile
+      if (max_steps != 0 || interrupt.raised()) break;  // the caller has other work meanwhile
       continue;
     }
     for (const Turn& turn : turns)
@@ -157,10 +174,11 @@ int64_t generate(DecodeStep& step, const std::vector<Generation*>& generations, 
     bool complete = false;
     try {
       complete = step.run(rows, rows.size() == 1 ? turns[0].generation->cancel : nullptr);
-    } catch (const Status&) {
+    } catch (const Status& failure) {
       take_back();
-      if (!drop_drafts(turns)) throw;
-      continue;  // without them: the text must not depend on what a wrong draft gives
+      // Without drafts first: the text must not depend on what a wrong one gives.
+      if (!drop_drafts(turns)) find_failed(step, turns, rows, failure);
+      continue;
     } catch (...) {
       take_back();
       throw;

@@ -5,9 +5,11 @@
 // it is what was sampled. So the text never depends on drafts (design 3.14).
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "common/status.h"
 #include "cpu/threads.h"
 #include "decode/draft.h"
 #include "decode/step.h"
@@ -28,7 +30,8 @@ struct Generation {
   int64_t max_tokens = 0;      // still allowed; every sampled token counts
   int64_t context_tokens = 0;  // of prompt and answer together
   std::vector<int32_t> end_ids;
-  std::string finish_reason;  // "", "stop", "length", "context", "cancelled"
+  std::string finish_reason;  // "", "stop", "length", "context", "cancelled", "failed"
+  std::optional<Status> failure = std::nullopt;  // why it is "failed"
 
   Drafter* drafter = nullptr;      // null: no speculation
   KVCache* draft_cache = nullptr;  // for the drafter; may be null
@@ -37,8 +40,10 @@ struct Generation {
 };
 
 // Steps all generations together until one of them finishes, `interrupt` is raised or `max_steps`
-// (0: no limit) are done; returns how many were. Generations whose queue is full sit out. Throws
-// what DecodeStep::run throws, caches truncated to the tokens before the failed step.
+// (0: no limit) are done, but once at least; returns how many were. Generations whose queue is full sit out. When
+// DecodeStep::run throws a Status, those that it throws for alone have failed; the others go on as
+// if they had never been beside them. All caches are truncated to the tokens before the step, as
+// for anything else that is thrown.
 int64_t generate(DecodeStep& step, const std::vector<Generation*>& generations, int64_t vocab,
                  const CancelFlag& interrupt, int64_t max_steps);
 

@@ -148,6 +148,7 @@ class DecodeWorker:
                 self._apply_part(*self._arriving)
             elif message := self.channel.receive(block=not self._running and not self._closing):
                 self._handle(message)
+                del message  # its cache is not to live until the next one comes
             else:
                 return True
             spent_seconds = time.monotonic() - began
@@ -179,13 +180,17 @@ class DecodeWorker:
             steps = _native.generate(
                 self._step.native, self._step.model, generations, self._interrupt, max_steps
             )
-            self._step_seconds = (time.monotonic() - began) / max(steps, 1)
+            if steps:
+                self._step_seconds = (time.monotonic() - began) / steps
         except Exception as failure:  # told to whoever waits: this thread serves everybody
             error = failure
         for running in list(self._running):
-            if error is not None or running.generation.finish_reason:
+            reason, named = running.generation.finish_reason, running.generation.failure
+            if error is not None or reason:
                 self._running.remove(running)
-                self._finish(running, running.generation.finish_reason, error)
+                own = None if named is None else _native.NativeError(*named)
+                self._finish(running, reason, own or error)
+        del error  # its traceback holds this frame
 
     @staticmethod
     def _finish(running: _Running, reason: str, error: Exception | None) -> None:

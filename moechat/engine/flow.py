@@ -63,6 +63,7 @@ def start(engine: Engine, request: ExtendRequest | GenerateRequest) -> Handle:
         else:
             handle.start(_start_generate(engine, handle, request))
     except BaseException:
+        handle.cancel()  # an interrupt may come when the work is on its way already
         session.timeline.rewind(before)
         session.end()
         raise

@@ -97,4 +97,5 @@ def choose_policy(
     rates = StageRates(stats.kv_native_bytes / stats.prefill_seconds, encode, decode)
     sent_bytes = spectrum.plan(0, 0, _TOKENS).num_bytes
     share = sent_bytes / (_TOKENS * budget_bytes_per_token(layout))
-    return spectrum if pays(rates, link_bytes_per_second, share) else native
+    native_share = stats.kv_bytes / stats.kv_native_bytes
+    return spectrum if pays(rates, link_bytes_per_second, share, native_share) else native

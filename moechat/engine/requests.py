@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
+import gc
 import queue
+import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -57,6 +60,21 @@ class Cancellation:
         self._wake()
 
 
+_Events = Generator[Event, None, Any]
+
+# Of all handles that live. The collector, which may run on any thread, never meets one: to end a
+# generator is to wait for the worker threads, and maybe it is one of them, or holds a lock of them.
+_under_way: set[_Events] = set()
+_collector = threading.local()
+
+
+def _note_collector(phase: str, _info: dict[str, int]) -> None:
+    _collector.runs = phase == "start"
+
+
+gc.callbacks.append(_note_collector)
+
+
 class Handle:
     """A request under way. Iterate for events, or wait for ``result()``.
 
@@ -67,11 +85,12 @@ class Handle:
     def __init__(self, cancellation: Cancellation) -> None:
         self.cancellation = cancellation
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()  # filled by the worker threads
-        self._events: Generator[Event, None, Any] | None = None
+        self._events: _Events | None = None
         self._result: Any = None
 
-    def start(self, events: Generator[Event, None, Any]) -> None:
+    def start(self, events: _Events) -> None:
         """Set what iteration yields; its return value is the result."""
+        _under_way.add(events)
         self._events = events
 
     def cancel(self) -> None:
@@ -98,14 +117,33 @@ class Handle:
 
     def close(self) -> None:
         """Cancel and clean up, discarding events."""
-        self.cancel()
-        for _ in self:
-            pass
+        if not self._handed_over():
+            self.cancel()
+            for _ in self:
+                pass
 
     def __del__(self) -> None:
-        if self._events is not None:
-            with contextlib.suppress(Exception):
-                self.close()
+        if self._events is not None and not self._handed_over():
+            _abandon(self.cancellation, self._events)
+
+    def _handed_over(self) -> bool:
+        """Whether the collector calls, which cannot wait: then a thread of its own cleans up."""
+        if self._events is None or not getattr(_collector, "runs", False):
+            return False
+        with contextlib.suppress(RuntimeError):  # the interpreter ends
+            _thread.start_new_thread(_abandon, (self.cancellation, self._events))
+        return True
+
+
+def _abandon(cancellation: Cancellation, events: _Events) -> None:
+    """Cancel a request whose handle is gone, and discard its events."""
+    try:
+        with contextlib.suppress(Exception):
+            cancellation()
+            for _ in events:
+                pass
+    finally:
+        _under_way.discard(events)
 
 
 def as_moechat_error(error: Exception) -> Exception:

@@ -82,7 +82,7 @@ class Session:
         try:
             self.timeline.rewind(num_tokens)
             self.truncate(num_tokens)
-            return num_tokens - len(self.cache)
+            return max(num_tokens - len(self.cache), 0)  # a closed engine truncates nothing
         finally:
             self._busy.release()
 

@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moechat.engine.engine import Engine
+from moechat.engine.kv_choice import complete_budget
 from moechat.engine.session import Session
 from moechat.errors import Usage
 from moechat.eval.crossing import cross
 from moechat.eval.needle import ANSWER_TOKENS, Trial, ask, built_in_sentences, make_trials
 from moechat.kv.layout import KVLayout
 from moechat.kv.policy import KVPolicy, best_num_tiers, make_policy
-from moechat.kv.tiers import Tier, budget_bytes_per_token, bytes_per_token
 from moechat.kv.verdict import CAUTIOUS_TIERS, Verdict
 
 BUDGET = 0.3
@@ -80,8 +80,8 @@ def harshest_policy(layout: KVLayout) -> KVPolicy:
 
     A needle that was dropped would tell nothing about INT4.
     """
-    least = bytes_per_token(layout, Tier.INT4) / budget_bytes_per_token(layout)
-    return make_policy("spectrum", min(max(BUDGET, least), 1.0), layout, num_tiers=3)
+    budget = max(BUDGET, complete_budget(layout, num_tiers=3))
+    return make_policy("spectrum", budget, layout, num_tiers=3)
 
 
 def divergence_nats(native_TV: NDArray[np.float32], other_TV: NDArray[np.float32]) -> float:

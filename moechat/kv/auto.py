@@ -23,16 +23,22 @@ class StageRates:
     decode: float
 
 
-def pays(rates: StageRates, link_bytes_per_second: float | None, bytes_sent: float) -> bool:
+def pays(
+    rates: StageRates,
+    link_bytes_per_second: float | None,
+    bytes_sent: float,
+    native_bytes_sent: float = 1.0,
+) -> bool:
     """Whether the way from prefill to decode is faster with a lossy policy (design 3.10).
 
-    ``bytes_sent``: of each native byte, those that cross. ``link_bytes_per_second`` None: shared
-    memory, where nothing crosses. The stages overlap, so that the slowest one counts; only encoding
-    is done by the prefill thread itself, and adds to its time.
+    ``bytes_sent``: of each native byte (2 an element), those that cross; ``native_bytes_sent``:
+    with native KV, 2.0 in exact mode. ``link_bytes_per_second`` None: shared memory, where nothing
+    crosses. The stages overlap, so that the slowest one counts; only encoding is done by the
+    prefill thread itself, and adds to its time.
     """
     if link_bytes_per_second is None:
         return False
-    native = min(rates.prefill, link_bytes_per_second)
+    native = min(rates.prefill, link_bytes_per_second / native_bytes_sent)
     encoded = 1 / (1 / rates.prefill + 1 / rates.encode)
     return min(encoded, link_bytes_per_second / bytes_sent, rates.decode) > native
 

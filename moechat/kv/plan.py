@@ -48,6 +48,8 @@ def allocate(
     if spare < 0:
         return _drop(importance_n, protected, budget_bytes, ladder)
     tiers[:] = ladder.tiers[0]
+    if top == lowest:  # parts so narrow that their scales cost what fewer bits save
+        return Plan(tiers, 0, num_tokens * lowest)
     protected = protected[: spare // (top - lowest)]
     tiers[protected] = ladder.tiers[-1]
     spare -= len(protected) * (top - lowest)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import os
+import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -119,7 +119,7 @@ def _checked(content: dict[str, Any]) -> Verdict | None:
     good = (
         (type(found.num_tiers) is int and found.num_tiers in TIERS)
         and (found.num_tiers == CAUTIOUS_TIERS or all(trials))
-        and (type(kl_nats) in (int, float) and math.isfinite(kl_nats) and kl_nats >= 0)
+        and (type(kl_nats) in (int, float) and 0 <= kl_nats <= sys.float_info.max)
         and (type(kl_tokens) is int and kl_tokens >= 0)
         and (isinstance(found.date, str) and found.date.isascii() and found.date.isprintable())
     )

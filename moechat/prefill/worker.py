@@ -129,12 +129,16 @@ class PrefillWorker:
 
     def _run(self) -> None:
         while (job := self._next()) is not None:
-            try:
-                complete = self._prefill(job)
-            except Exception as error:  # reported to whoever waits for the job
-                self._channel.send(job.failed(error))
-                continue
-            self._channel.send(job.then(job.result) if complete else job.failed(None))
+            self._serve(job)
+            del job  # its cache and logits are not to live until the next one comes
+
+    def _serve(self, job: PrefillJob) -> None:
+        try:
+            complete = self._prefill(job)
+        except Exception as error:  # reported to whoever waits for the job
+            self._channel.send(job.failed(error))
+            return
+        self._channel.send(job.then(job.result) if complete else job.failed(None))
 
     def _prefill(self, job: PrefillJob) -> bool:
         started = time.perf_counter()

@@ -252,6 +252,20 @@ def test_lossy_pays_where_the_link_is_the_bottleneck(prefill, encode, decode, li
     assert pays(StageRates(prefill, encode, decode), link, bytes_sent=0.5) is want
 
 
+def test_native_kv_of_four_bytes_takes_the_link_twice_as_long():
+    rates = StageRates(prefill=1e8, encode=1e9, decode=1e9)
+    assert not pays(rates, 1.5e8, bytes_sent=0.5)
+    assert pays(rates, 1.5e8, bytes_sent=0.5, native_bytes_sent=2.0)
+
+
+def test_auto_counts_the_bytes_of_the_compute_type(small_oracle, open_engine, monkeypatch):
+    asked = []
+    monkeypatch.setattr("moechat.kv.auto.pays", lambda *figures: asked.append(figures) or True)
+    for compute in ("bf16", "exact"):
+        open_engine(small_oracle, compute=compute, kv="auto", kv_link_bytes_per_second=1e9)
+    assert [figures[-1] for figures in asked] == [1.0, 2.0]
+
+
 @pytest.mark.parametrize("compute", ["bf16", "exact"])
 def test_codec_rates_are_measured(compute, small_oracle, open_engine):
     policy = open_engine(small_oracle, compute=compute, kv="spectrum").kv_policy

@@ -346,3 +346,5 @@ def test_close_ends_everything(open_engine):
         session.extend([1])
     with pytest.raises(EngineClosed):
         engine.session()
+    handle.close()
+    assert session.rewind(1) == 0  # of the one token none is to be prefilled

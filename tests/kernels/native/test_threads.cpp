@@ -15,6 +15,7 @@
 
 #include "check.h"
 #include "common/status.h"
+#include "cpu/division.h"
 #include "cpu/threads.h"
 #include "kernels/matmul/matmul.h"
 
@@ -358,6 +359,22 @@ void check_scratch() {
   }
 }
 
+// 50 workers at 0.58 are 28.999999999999996 of them, and no more than 29.
+void check_share_of_workers() {
+  for (int workers = 1; workers <= 128; ++workers)
+    for (int percent = 1; percent < 100; ++percent) {
+      Division division(workers);
+      division.set_share(percent / 100.0);
+      int whole = 0, between = 0;
+      for (int worker = 0; worker < workers; ++worker) {
+        whole += division.decode_only(worker);
+        between += division.divided(worker);
+      }
+      CHECK(whole == workers * percent / 100);
+      CHECK(between == (workers * percent % 100 != 0));
+    }
+}
+
 }  // namespace
 
 void test_threads() {
@@ -365,6 +382,7 @@ void test_threads() {
   check_clients();
   check_priority();
   check_division();
+  check_share_of_workers();
   check_cancel();
   check_errors();
   check_sleep();

@@ -158,6 +158,14 @@ def test_the_harshest_setting_is_nearly_all_int4_and_drops_nobody(layout):
     assert np.mean(tiers == Tier.INT4) > 0.85
 
 
+@pytest.mark.parametrize("dim", range(2, 12))
+def test_the_harshest_setting_drops_nobody_of_narrow_heads_either(dim):
+    """Scales make INT4 dearer than the budget there, and the cost is no binary fraction."""
+    layout = KVLayout((Part(0, dim, "key"), Part(dim, dim, "value")))
+    for num_tokens in (1, 100, 731, 1500, 1960):
+        assert harshest_policy(layout).plan(0, 0, num_tokens).num_dropped == 0
+
+
 def test_a_small_probe_of_mini(monkeypatch, open_engine):
     monkeypatch.setattr(probe_module, "DOCUMENT_TOKENS", 300)
     monkeypatch.setattr(probe_module, "SCORED_TOKENS", 40)

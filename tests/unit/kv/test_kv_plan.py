@@ -94,3 +94,14 @@ def test_a_ladder_rises_and_gains_fall(width, num_tiers):
     assert all(low >= high for low, high in itertools.pairwise(gains))
     if width >= 16:
         assert len(ladder.tiers) == num_tiers
+
+
+@pytest.mark.parametrize("num_tiers", [2, 3, 4])
+def test_a_ladder_of_one_rung(num_tiers):
+    """Of parts so narrow that no tier is cheaper than FP16."""
+    layout = KVLayout((Part(0, 1, "key"), Part(1, 1, "value")))
+    ladder = Ladder.of(layout, num_tiers)
+    assert ladder.tiers == (Tier.FP16,)
+    plan = allocate(np.ones(5), np.array([4]), 5 * 4 + 3, ladder)
+    assert plan.tiers.tolist() == [Tier.FP16] * 5 and plan.num_bytes == 20
+    assert allocate(np.ones(5), np.array([4]), 2 * 4, ladder).num_dropped == 3

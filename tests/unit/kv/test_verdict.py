@@ -51,6 +51,7 @@ def test_what_was_stored_is_loaded_and_nothing_else_is():
         {"native_trials": "yes"},
         {"kl_nats": -1},
         {"kl_nats": float("nan")},
+        {"kl_nats": 10**400},  # no float64
         {"kl_nats": None},
         {"kl_tokens": 1.5},
         {"date": "\x1b[31m"},
