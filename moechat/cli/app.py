@@ -38,6 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if "stdout" in missing:
             raise Usage("stdout is closed", "there is nowhere for an answer to go")
+        if argv is None:
+            from moechat.cli.interrupt import Interrupt
+
+            # Never left: another Ctrl-C while the interpreter ends would print a traceback.
+            Interrupt(whole_process=True).__enter__()
         from moechat.cli.options import Invocation
 
         invocation = Invocation()
@@ -46,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
+        if _is_terminal(sys.stderr):
+            _say("\rinterrupted")  # over the ^C that the terminal wrote
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         _abandon_stdout()

@@ -145,7 +145,9 @@ def start(
     if reasoning_effort is not None:
         switches["reasoning_effort"] = reasoning_effort
     resolved = _resolve(model)
-    shown_stats = stats or ("line" if sys.stderr.isatty() and lines is None else "none")
+    usual = "line" if lines is None else "summary"
+    shown_stats = stats or (usual if sys.stderr.isatty() else "none")
+    budget = settings.get("kv_budget")
     with Interrupt() as interrupt:
         text = "" if chat or lines else _read_prompt(prompt)
         open_ = _open_resident if resident else open_engine
@@ -157,18 +159,20 @@ def start(
                 print(fold_words(notice, sys.stderr), file=sys.stderr)
             if settings.get("kv") == "spectrum":
                 with Interrupt():  # of its own: Ctrl-C ends the probe, not the program
-                    settle_tiers(engine, settings.get("kv_budget"))
+                    settle_tiers(engine, budget)
             if lines is not None:
                 params = dataclasses.replace(engine.default_sampling(), **overrides)
                 # The lines get the system text one by one.
                 new = functools.partial(_conversation, engine, "", switches)
-                return answer_lines(engine, new, lines, params, interrupt, system, shown_stats)
+                return answer_lines(
+                    engine, new, lines, params, interrupt, system, shown_stats, budget
+                )
             conversation = _conversation(engine, system, switches)
             if chat is None:
                 params = dataclasses.replace(engine.default_sampling(), **overrides)
                 thinking = _thinking_printer(asked=think is True)
                 return _one_answer(
-                    engine, conversation, text, params, interrupt, shown_stats, thinking
+                    engine, conversation, text, params, interrupt, shown_stats, thinking, budget
                 )
             from moechat.terminal.repl import run_chat
             from moechat.terminal.settings import Settings
@@ -307,8 +311,11 @@ def _one_answer(
     interrupt: Interrupt,
     stats: str,
     thinking: ThinkingPrinter | None,
+    kv_budget: float | None,
 ) -> int:
     from moechat.terminal.sinks import PlainSink
+    from moechat.terminal.stats_text import kv_note
+    from moechat.terminal_size import fold_words
 
     sink = PlainSink(
         sys.stdout,
@@ -327,5 +334,9 @@ def _one_answer(
         offer = f"A larger --ctx helps, up to {trained}"
         raise PromptTooLong(error.what, error.why, offer) from error
     with interrupt.cancels(conversation.cancel):
-        sink.consume(events)
+        finished = sink.consume(events)
+    # JSON has the figures, and must stay JSON.
+    note = "" if finished is None or stats == "json" else kv_note(finished, kv_budget)
+    if note:
+        print(fold_words(f"[KV: {note}]", sys.stderr), file=sys.stderr)
     return EXIT_INTERRUPTED if interrupt.requested else 0
