@@ -75,7 +75,7 @@ class Watch:
         """Print the counters of an answer, if they are wanted."""
         from moechat.terminal.stats_text import cut_note, kv_note, stats_json, stats_line
 
-        if note := kv_note(finished, self._kv_budget):
+        if note := kv_note(finished, self._kv_budget, counted=self._stats == "line"):
             self._num_noted, self._note = self._num_noted + 1, self._note or note
         if self._stats == "json":
             self._say(stats_json(finished, index))

@@ -68,10 +68,11 @@ def run(
     \b
     A line of a batch is plain text, a JSON string, or a JSON object:
       {"prompt": "..."}  or  {"messages": [{"role": "user", "content": "..."}]}
-    both with "system" if wanted; id, custom_id and metadata are ignored. Its result is
+    both with "system" if wanted; metadata is ignored. Its result is
       {"index", "text", "finish_reason", "usage"}  or  {"index", "error"}
-    where index counts the lines of stdin from 0. What the model thought before its answer is
-    "reasoning", beside "text".
+    where index counts the lines of stdin from 0; an id or custom_id of the line
+    (a string or a whole number) is repeated. What the model thought before its
+    answer is "reasoning", beside "text".
     """
     chat = _is_chat(prompt, batch)
     if concurrency is not None and not batch:
@@ -144,7 +145,7 @@ def start(
     switches = {} if think is None else {"think": "on" if think else "off"}
     if reasoning_effort is not None:
         switches["reasoning_effort"] = reasoning_effort
-    resolved = _resolve(model)
+    resolved = _resolve(model, may_be_question=lines is None and prompt is None)
     usual = "line" if lines is None else "summary"
     shown_stats = stats or (usual if sys.stderr.isatty() else "none")
     budget = settings.get("kv_budget")
@@ -267,14 +268,14 @@ def _is_chat(prompt: str | None, batch: bool) -> bool:
     return True
 
 
-def _resolve(model: str) -> ResolvedModel:
+def _resolve(model: str, may_be_question: bool) -> ResolvedModel:
     from moechat.registry import load_registry
 
     registry = load_registry()
     try:
         return registry.resolve(model)
     except ModelNotFound as error:
-        if model in registry.entries:
+        if model in registry.entries or not may_be_question:
             raise
         order = 'The model comes before the question: `moechat run mini "…"`'
         raise ModelNotFound(error.what, error.why, order) from None
@@ -335,8 +336,9 @@ def _one_answer(
         raise PromptTooLong(error.what, error.why, offer) from error
     with interrupt.cancels(conversation.cancel):
         finished = sink.consume(events)
-    # JSON has the figures, and must stay JSON.
-    note = "" if finished is None or stats == "json" else kv_note(finished, kv_budget)
+    note = ""
+    if finished is not None and stats != "json":  # JSON has the figures, and must stay JSON
+        note = kv_note(finished, kv_budget, counted=stats == "line")
     if note:
         print(fold_words(f"[KV: {note}]", sys.stderr), file=sys.stderr)
     return EXIT_INTERRUPTED if interrupt.requested else 0

@@ -161,6 +161,15 @@ def test_batch_verb_reads_a_file_or_stdin(moechat, tmp_path):
     assert moechat("batch").code == 2
 
 
+def test_an_unknown_model_of_a_batch_has_no_advice_on_questions(moechat, tmp_path):
+    path = tmp_path / "lines"
+    path.write_bytes(b"a\n")
+    for arguments in [("batch", str(path), "--model", "mimi"), ("run", "mimi", "--batch")]:
+        result = moechat(*arguments, stdin=b"a\n")
+        assert result.code == 3 and "did you mean mini" in result.stderr
+        assert "question" not in result.stderr
+
+
 def test_batch_verb_says_how_to_go_on_with_its_file(moechat, tmp_path):
     path = tmp_path / "my questions"
     path.write_bytes(b"a\nb\nc\n")
