@@ -87,7 +87,7 @@ def build_command() -> Any:
     from moechat.cli.bench import build_app as build_bench
     from moechat.cli.eval import build_app as build_eval
     from moechat.cli.list import list_models
-    from moechat.cli.options import Debug
+    from moechat.cli.options import remember_debug
     from moechat.cli.quantize import quantize
     from moechat.cli.run import run
     from moechat.cli.show import show
@@ -111,7 +111,13 @@ def build_command() -> Any:
         version: bool = typer.Option(
             False, "--version", callback=print_version, is_eager=True, help="Print the version."
         ),
-        debug: Debug = False,
+        debug: bool = typer.Option(
+            False,
+            "--debug",
+            callback=remember_debug,
+            is_eager=True,
+            help="Show the traceback of an error.",
+        ),
     ) -> None:
         pass
 

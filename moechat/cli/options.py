@@ -100,7 +100,8 @@ def _choice(*choices: str) -> Callable[[str], str]:
     return parse
 
 
-def _remember_debug(ctx: typer.Context, value: bool) -> bool:
+def remember_debug(ctx: typer.Context, value: bool) -> bool:
+    """Callback of --debug, which may stand before the verb and after it."""
     if isinstance(ctx.obj, Invocation):
         ctx.obj.debug = ctx.obj.debug or value
     return value
@@ -331,7 +332,7 @@ Debug = Annotated[
     bool,
     typer.Option(
         "--debug",
-        callback=_remember_debug,
+        callback=remember_debug,
         is_eager=True,
         help="Show the traceback of an error.",
     ),
