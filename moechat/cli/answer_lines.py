@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from moechat.cli.interrupt import EXIT_CODE as EXIT_INTERRUPTED
 from moechat.cli.interrupt import Interrupt
 from moechat.cli.options import DEFAULT_CONCURRENCY
+from moechat.terminal_size import fold_words
 
 if TYPE_CHECKING:
     from moechat.batch.runner import BatchOutcome
@@ -103,6 +104,8 @@ class Watch:
     def _say(self, line: str) -> None:
         with self._lock:  # no other thread may show something between erasing and writing
             self._line.erase()
+            # JSON stays on one line.
+            line = line if self._stats == "json" else fold_words(line, sys.stderr)
             print(line, file=sys.stderr, flush=True)
 
 
