@@ -15,8 +15,8 @@ LINE_LIMIT_BYTES = 16_000_000
 _CHUNK_BYTES = 1 << 20
 _BOM = b"\xef\xbb\xbf"
 _ROLES = ("system", "user", "assistant")
-# Keys by which senders find their own lines again; results are joined by index instead.
-_IGNORED_KEYS = {"id", "custom_id", "metadata"}
+_NAME_KEYS = ("id", "custom_id")  # by which senders find their own lines again
+_IGNORED_KEYS = {"metadata"}
 # Valid raw inside a JSON string, but a terminal acts on the first group and line-based readers
 # split at the second.
 _RISKY = re.compile("[\x7f-\x9f\u2028\u2029]")
@@ -54,6 +54,12 @@ def parse_line(line: bytes | None, system: str = "") -> list[Turn] | None:
     opens a JSON string; all else is the prompt itself. ``system`` is the text for lines without
     their own. Raises BadLine, InvalidUtf8 or PromptEmpty.
     """
+    content = decode_line(line)
+    return None if content is None else turns_of(content, system)
+
+
+def decode_line(line: bytes | None) -> str | dict[str, Any] | None:
+    """What a line holds: the prompt, an object, or None for a blank one. BadLine, InvalidUtf8."""
     if line is None:
         raise BadLine(f"the line is longer than {LINE_LIMIT_BYTES:,} bytes")
     try:
@@ -64,11 +70,26 @@ def parse_line(line: bytes | None, system: str = "") -> list[Turn] | None:
     if not start:
         return None
     if start == "{":
-        turns = _turns_of_object(_json(parse_json_object, line))
-    elif start == '"':
-        turns = [Turn("user", _json(json.loads, line))]
-    else:
-        turns = [Turn("user", text)]
+        values: dict[str, Any] = _json(parse_json_object, line)
+        return values
+    return str(_json(json.loads, line)) if start == '"' else text
+
+
+def names_of(content: str | dict[str, Any]) -> dict[str, str | int | None]:
+    """The keys by which the sender knows the line, which its result repeats. Raises BadLine."""
+    if isinstance(content, str):
+        return {}
+    names = {key: content[key] for key in _NAME_KEYS if key in content}
+    for key, value in names.items():
+        # What can be repeated exactly; a nested one could be too deep to write.
+        if not isinstance(value, str | int | None):
+            raise BadLine(f"{key} is neither a string nor a whole number")
+    return names
+
+
+def turns_of(content: str | dict[str, Any], system: str = "") -> list[Turn]:
+    """The conversation that ``decode_line``'s content asks to continue. Raises as parse_line."""
+    turns = [Turn("user", content)] if isinstance(content, str) else _turns_of_object(content)
     if system and turns[0].role != "system":
         turns.insert(0, Turn("system", system))
     _check(turns)
@@ -94,7 +115,7 @@ def _json(parse: Any, line: bytes) -> Any:
 
 
 def _turns_of_object(values: dict[str, Any]) -> list[Turn]:
-    unknown = values.keys() - {"prompt", "messages", "system"} - _IGNORED_KEYS
+    unknown = values.keys() - {"prompt", "messages", "system", *_NAME_KEYS} - _IGNORED_KEYS
     if unknown:
         names = ", ".join(ascii(key[:80]) for key in sorted(unknown)[:5])
         why = "a line has prompt or messages, and may have system"

@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol
 
-from moechat.batch.lines import encode_result, parse_line, read_lines
+from moechat.batch.lines import decode_line, encode_result, names_of, read_lines, turns_of
+from moechat.batch.progress import Progress
 from moechat.errors import MoechatError
 from moechat.events import Event, Finished
 from moechat.messages import Turn
@@ -64,7 +65,9 @@ def run_batch(
     interruption: Interruption,
     *,
     system: str = "",
-    on_finished: Callable[[Finished], None] = lambda event: None,
+    progress: Progress | None = None,
+    on_change: Callable[[], None] = lambda: None,
+    on_finished: Callable[[int, Finished], None] = lambda index, event: None,
 ) -> BatchOutcome:
     """Write one JSON object for each line of ``source`` that is not blank, in order, flushed.
 
@@ -73,8 +76,12 @@ def run_batch(
     error object and the batch goes on. After an interrupt nothing more is written, so that what is
     there are the results of all lines before ``next_line``. Raises OSError when ``sink`` cannot be
     written.
+
+    ``progress`` counts what is done; after each token and each line ``on_change`` is called, by any
+    of the threads. ``on_finished`` gets an answer's index and end when its result is due, in order.
     """
-    batch = _Batch(sink, conversations, params, interruption, system, on_finished)
+    tell = _Telling(progress or Progress(), on_change, on_finished)
+    batch = _Batch(sink, conversations, params, interruption, system, tell)
     with ThreadPoolExecutor(len(conversations), "batch") as threads:
         try:
             for index, line in enumerate(read_lines(source)):
@@ -92,6 +99,13 @@ def run_batch(
     return batch.outcome
 
 
+@dataclass(frozen=True)
+class _Telling:
+    progress: Progress
+    on_change: Callable[[], None]
+    on_finished: Callable[[int, Finished], None]
+
+
 class _Batch:
     """The lines under way. Everything happens under one lock but the answering itself."""
 
@@ -102,12 +116,12 @@ class _Batch:
         params: SamplingParams,
         interruption: Interruption,
         system: str,
-        on_finished: Callable[[Finished], None],
+        tell: _Telling,
     ) -> None:
         self.outcome = BatchOutcome()
         self.error: BaseException | None = None  # that ends the batch
         self._sink, self._params, self._system = sink, params, system
-        self._interruption, self._on_finished = interruption, on_finished
+        self._interruption, self._tell = interruption, tell
         self._idle, self._busy = list(conversations), list[Answering]()
         self._unwritten: dict[int, _Answered] = {}
         self._stopping = False
@@ -158,6 +172,7 @@ class _Batch:
                 except BaseException as failure:
                     self.error = failure
             self._changed.notify_all()
+        self._tell.on_change()
 
     def _over(self) -> bool:
         return self._stopping or self.error is not None or self._interruption.requested
@@ -166,7 +181,7 @@ class _Batch:
         while not self._over() and self.outcome.next_line in self._unwritten:
             answered = self._unwritten.pop(self.outcome.next_line)
             if answered.finished is not None:
-                self._on_finished(answered.finished)
+                self._tell.on_finished(self.outcome.next_line, answered.finished)
             if answered.result is not None:
                 row = {"index": self.outcome.next_line, **answered.result}
                 self._sink.write(encode_result(row))
@@ -176,32 +191,46 @@ class _Batch:
             self.outcome.next_line += 1
 
     def _answer(self, conversation: Answering, line: bytes | None) -> _Answered:
+        progress, names = self._tell.progress, dict[str, Any]()
         try:
-            turns = parse_line(line, self._system)
-            if turns is None:
+            content = decode_line(line)
+            if content is None:
+                progress.blank()
                 return _Answered()
-            # Not even the cache of the line before: an answer must not depend on its neighbours.
-            conversation.clear()
-            events = conversation.ask_messages(turns, self._params)
-            if self._over():  # stop() may have come before there was something to cancel
-                conversation.cancel()
-            text: list[str] = []
-            reasoning: list[str] = []
-            last: Event | None = None
-            for last in events:
-                text.append(last.text)
-                reasoning.append(last.reasoning)
-            if not isinstance(last, Finished):
-                raise RuntimeError("the engine ended without a finish reason")
-            return _Answered(_result("".join(text), "".join(reasoning), last), last)
+            names = names_of(content)
+            turns = turns_of(content, self._system)
+            result, finished = self._ask(conversation, turns)
+            progress.answered(finished)
+            return _Answered(names | result, finished)
         except MoechatError as error:
-            return _Answered({"error": {"name": error.name, "message": error.message}})
+            failure = {"name": error.name, "message": error.message}
         except OSError:
             raise
         except Exception as error:
             # A fault of moechat's own: the other lines still deserve their answers.
             message = f"{type(error).__name__}: {error}"
-            return _Answered({"error": {"name": "internal-error", "message": message}})
+            failure = {"name": "internal-error", "message": message}
+        progress.failed()
+        return _Answered({**names, "error": failure})
+
+    def _ask(self, conversation: Answering, turns: list[Turn]) -> tuple[dict[str, Any], Finished]:
+        # Not even the cache of the line before: an answer must not depend on its neighbours.
+        conversation.clear()
+        events = conversation.ask_messages(turns, self._params)
+        if self._over():  # stop() may have come before there was something to cancel
+            conversation.cancel()
+        text: list[str] = []
+        reasoning: list[str] = []
+        last: Event | None = None
+        for last in events:
+            text.append(last.text)
+            reasoning.append(last.reasoning)
+            if last.token_id is not None:
+                self._tell.progress.token()
+                self._tell.on_change()
+        if not isinstance(last, Finished):
+            raise RuntimeError("the engine ended without a finish reason")
+        return _result("".join(text), "".join(reasoning), last), last
 
 
 def _result(text: str, reasoning: str, finished: Finished) -> dict[str, Any]:

@@ -38,6 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if "stdout" in missing:
             raise Usage("stdout is closed", "there is nowhere for an answer to go")
+        if argv is None:
+            from moechat.cli.interrupt import Interrupt
+
+            # Never left: another Ctrl-C while the interpreter ends would print a traceback.
+            Interrupt(whole_process=True).__enter__()
         from moechat.cli.options import Invocation
 
         invocation = Invocation()
@@ -46,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
+        if _is_terminal(sys.stderr):
+            _say("\rinterrupted")  # over the ^C that the terminal wrote
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         _abandon_stdout()
@@ -67,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         first_line = (str(error).splitlines() or [""])[0]
         _say_folded(
             f"internal error: {type(error).__name__}: {first_line} "
-            "(run with --debug for the traceback)"
+            "(`moechat --debug …` shows the traceback)"
         )
         return 1
 
@@ -80,6 +87,7 @@ def build_command() -> Any:
     from moechat.cli.bench import build_app as build_bench
     from moechat.cli.eval import build_app as build_eval
     from moechat.cli.list import list_models
+    from moechat.cli.options import remember_debug
     from moechat.cli.quantize import quantize
     from moechat.cli.run import run
     from moechat.cli.show import show
@@ -103,6 +111,13 @@ def build_command() -> Any:
         version: bool = typer.Option(
             False, "--version", callback=print_version, is_eager=True, help="Print the version."
         ),
+        debug: bool = typer.Option(
+            False,
+            "--debug",
+            callback=remember_debug,
+            is_eager=True,
+            help="Show the traceback of an error.",
+        ),
     ) -> None:
         pass
 
@@ -113,19 +128,30 @@ def build_command() -> Any:
     app.command("quantize")(quantize)
     app.add_typer(build_bench(), name="bench")
     app.add_typer(build_eval(), name="eval")
-    return typer.main.get_command(app)
+    command = typer.main.get_command(app)
+    _list_whole_sentences(command)
+    return command
+
+
+def _list_whole_sentences(group: Any) -> None:
+    """Have the list of commands show the first sentence of each; click would cut it."""
+    for command in group.commands.values():
+        paragraph = " ".join((command.help or "").split("\n\n")[0].split())
+        command.short_help = paragraph.split(". ")[0].removesuffix(".") + "."
+        if hasattr(command, "commands"):
+            _list_whole_sentences(command)
 
 
 def _dispatch(arguments: list[str], invocation: Any) -> int:
     import typer
 
     command = build_command()
-    if not arguments:
+    if set(arguments) <= {"--debug"}:  # no verb: a chat
         if not (_is_terminal(sys.stdin) and _is_terminal(sys.stdout)):
             with command.make_context("moechat", ["run"], resilient_parsing=True) as context:
                 _say(command.get_help(context))
             return Usage.exit_code
-        arguments = ["run", "mini"]
+        arguments = [*arguments, "run", "mini"]
     # typer gives its exceptions no public base; all usage errors share that of BadParameter.
     usage_error: Any = typer.BadParameter.__mro__[1]
     try:

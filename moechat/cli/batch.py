@@ -42,10 +42,11 @@ def batch(
     stats: options.Stats = None,
     debug: options.Debug = False,
 ) -> int:
-    """Answer each line of a file on its own, as one JSON object a line, several at once.
+    """Answer every line of a file.
 
-    The lines and the objects are those of `moechat run --batch` (see its help), in the order of the
-    lines, and an answer does not depend on how many are made at once.
+    Each line is answered on its own, as one JSON object, several at once. The lines and the objects
+    are those of `moechat run --batch` (see its help), in the order of the lines, and an answer does
+    not depend on how many are made at once.
 
     \b
       moechat batch questions.jsonl > answers.jsonl

@@ -1,4 +1,4 @@
-"""Ctrl-C outside the chat: the first ends the answer in order, the second ends the process."""
+"""Ctrl-C outside the chat: the first ends the work in order, the third ends the process."""
 
 from __future__ import annotations
 
@@ -10,18 +10,29 @@ from contextlib import contextmanager
 from types import FrameType
 
 EXIT_CODE = 130
+# Not 2: `timeout -s INT` sends the signal twice, and an impatient second one should not cost what
+# the first made the program say.
+_ENDING_SIGNAL = 3
 
 
 class Interrupt:
     """While it is entered, SIGINT is handled here. Main thread only.
 
     A signal inside ``cancels`` calls the given function, so that whoever iterates over the answer
-    sees its regular end; anywhere else it raises KeyboardInterrupt.
+    sees its regular end; anywhere else it raises KeyboardInterrupt. That is once: the second signal
+    does nothing, so that what the first began comes to its end, and the third ends the process.
+    With ``whole_process`` it counts those of the ones inside it as well, which thus have been heard
+    when they are left.
     """
 
-    def __init__(self) -> None:
-        self.requested = False
+    def __init__(self, whole_process: bool = False) -> None:
+        self._num_signals, self._whole_process = 0, whole_process
         self._cancel: Callable[[], None] | None = None
+
+    @property
+    def requested(self) -> bool:
+        """Whether a signal has come."""
+        return self._num_signals > 0
 
     def __enter__(self) -> Interrupt:
         self._before = signal.getsignal(signal.SIGINT)
@@ -31,6 +42,9 @@ class Interrupt:
         return self
 
     def __exit__(self, *_: object) -> None:
+        outer = getattr(self._before, "__self__", None)
+        if isinstance(outer, Interrupt) and outer._whole_process:
+            outer._num_signals += self._num_signals
         if self._before != signal.SIG_IGN:
             signal.signal(signal.SIGINT, self._before)
 
@@ -44,9 +58,11 @@ class Interrupt:
             self._cancel = None
 
     def _handle(self, signal_number: int, frame: FrameType | None) -> None:
-        if self.requested:
+        self._num_signals += 1
+        if self._num_signals >= _ENDING_SIGNAL:
             os._exit(EXIT_CODE)
-        self.requested = True
+        if self._num_signals > 1:
+            return
         if self._cancel is None:
             raise KeyboardInterrupt
         # A handler may run while this very thread holds a lock that cancel() needs.

@@ -28,7 +28,8 @@ RANGES = {
     "stop": "text that is not empty",
     "max_tokens": "1 or more",
 }
-KV_POLICIES = ("native", "auto", "fp16", "spectrum", "pdtrim", "snapkv", "int8", "int4", "k8v4")
+# In the order of the help text.
+KV_POLICIES = ("native", "auto", "fp16", "int8", "k8v4", "int4", "spectrum", "pdtrim", "snapkv")
 KV_POLICIES_WITH_BUDGET = ("auto", "spectrum", "pdtrim", "snapkv")
 
 
@@ -99,7 +100,8 @@ def _choice(*choices: str) -> Callable[[str], str]:
     return parse
 
 
-def _remember_debug(ctx: typer.Context, value: bool) -> bool:
+def remember_debug(ctx: typer.Context, value: bool) -> bool:
+    """Callback of --debug, which may stand before the verb and after it."""
     if isinstance(ctx.obj, Invocation):
         ctx.obj.debug = ctx.obj.debug or value
     return value
@@ -158,7 +160,13 @@ PresencePenalty = Annotated[
     float | None, _number("presence_penalty", float, "Subtract from tokens that occurred.")
 ]
 Seed = Annotated[
-    int | None, _number("seed", int, "Repeat an answer: the same seed gives the same text.")
+    int | None,
+    _number(
+        "seed",
+        int,
+        "Repeat an answer: the same seed gives the same text. Every line of a batch gets it, so "
+        "equal lines have equal answers. Default: another one for every answer.",
+    ),
 ]
 Stop = Annotated[
     list[str] | None,
@@ -249,9 +257,9 @@ KV = Annotated[
         "--kv",
         parser=_choice(*KV_POLICIES),
         metavar="POLICY",
-        help="How a prompt's KV crosses from prefill to decode: native (bit for bit; what auto "
-        "takes in shared memory), or lossy: fp16, int8, k8v4, int4, spectrum (a precision for "
-        "each token), pdtrim or snapkv (tokens dropped).",
+        help="How a prompt's KV crosses from prefill to decode: native (bit for bit), auto (native "
+        "in shared memory, spectrum over a slow link), or lossy: fp16, int8, k8v4, int4, spectrum "
+        "(a precision for each token), pdtrim or snapkv (tokens dropped).",
     ),
 ]
 KVBudget = Annotated[
@@ -280,7 +288,8 @@ Stats = Annotated[
         "--stats",
         parser=_choice("none", "line", "json"),
         metavar="none|line|json",
-        help="Counters after an answer, on stderr. Default: line on a terminal, else none.",
+        help="Counters after each answer, and after a batch, on stderr. Default: none; on a "
+        "terminal line, and for a batch what came out of it in the end.",
         show_default=False,
     ),
 ]
@@ -323,7 +332,7 @@ Debug = Annotated[
     bool,
     typer.Option(
         "--debug",
-        callback=_remember_debug,
+        callback=remember_debug,
         is_eager=True,
         help="Show the traceback of an error.",
     ),

@@ -68,10 +68,11 @@ def run(
     \b
     A line of a batch is plain text, a JSON string, or a JSON object:
       {"prompt": "..."}  or  {"messages": [{"role": "user", "content": "..."}]}
-    both with "system" if wanted; id, custom_id and metadata are ignored. Its result is
+    both with "system" if wanted; metadata is ignored. Its result is
       {"index", "text", "finish_reason", "usage"}  or  {"index", "error"}
-    where index counts the lines of stdin from 0. What the model thought before its answer is
-    "reasoning", beside "text".
+    where index counts the lines of stdin from 0; an id or custom_id of the line
+    (a string or a whole number) is repeated. What the model thought before its
+    answer is "reasoning", beside "text".
     """
     chat = _is_chat(prompt, batch)
     if concurrency is not None and not batch:
@@ -144,8 +145,10 @@ def start(
     switches = {} if think is None else {"think": "on" if think else "off"}
     if reasoning_effort is not None:
         switches["reasoning_effort"] = reasoning_effort
-    resolved = _resolve(model)
-    shown_stats = stats or ("line" if sys.stderr.isatty() and lines is None else "none")
+    resolved = _resolve(model, may_be_question=lines is None and prompt is None)
+    usual = "line" if lines is None else "summary"
+    shown_stats = stats or (usual if sys.stderr.isatty() else "none")
+    budget = settings.get("kv_budget")
     with Interrupt() as interrupt:
         text = "" if chat or lines else _read_prompt(prompt)
         open_ = _open_resident if resident else open_engine
@@ -157,18 +160,20 @@ def start(
                 print(fold_words(notice, sys.stderr), file=sys.stderr)
             if settings.get("kv") == "spectrum":
                 with Interrupt():  # of its own: Ctrl-C ends the probe, not the program
-                    settle_tiers(engine, settings.get("kv_budget"))
+                    settle_tiers(engine, budget)
             if lines is not None:
                 params = dataclasses.replace(engine.default_sampling(), **overrides)
                 # The lines get the system text one by one.
                 new = functools.partial(_conversation, engine, "", switches)
-                return answer_lines(engine, new, lines, params, interrupt, system, shown_stats)
+                return answer_lines(
+                    engine, new, lines, params, interrupt, system, shown_stats, budget
+                )
             conversation = _conversation(engine, system, switches)
             if chat is None:
                 params = dataclasses.replace(engine.default_sampling(), **overrides)
                 thinking = _thinking_printer(asked=think is True)
                 return _one_answer(
-                    engine, conversation, text, params, interrupt, shown_stats, thinking
+                    engine, conversation, text, params, interrupt, shown_stats, thinking, budget
                 )
             from moechat.terminal.repl import run_chat
             from moechat.terminal.settings import Settings
@@ -263,14 +268,14 @@ def _is_chat(prompt: str | None, batch: bool) -> bool:
     return True
 
 
-def _resolve(model: str) -> ResolvedModel:
+def _resolve(model: str, may_be_question: bool) -> ResolvedModel:
     from moechat.registry import load_registry
 
     registry = load_registry()
     try:
         return registry.resolve(model)
     except ModelNotFound as error:
-        if model in registry.entries:
+        if model in registry.entries or not may_be_question:
             raise
         order = 'The model comes before the question: `moechat run mini "…"`'
         raise ModelNotFound(error.what, error.why, order) from None
@@ -307,8 +312,11 @@ def _one_answer(
     interrupt: Interrupt,
     stats: str,
     thinking: ThinkingPrinter | None,
+    kv_budget: float | None,
 ) -> int:
     from moechat.terminal.sinks import PlainSink
+    from moechat.terminal.stats_text import kv_note
+    from moechat.terminal_size import fold_words
 
     sink = PlainSink(
         sys.stdout,
@@ -327,5 +335,10 @@ def _one_answer(
         offer = f"A larger --ctx helps, up to {trained}"
         raise PromptTooLong(error.what, error.why, offer) from error
     with interrupt.cancels(conversation.cancel):
-        sink.consume(events)
+        finished = sink.consume(events)
+    note = ""
+    if finished is not None and stats != "json":  # JSON has the figures, and must stay JSON
+        note = kv_note(finished, kv_budget, counted=stats == "line")
+    if note:
+        print(fold_words(f"[KV: {note}]", sys.stderr), file=sys.stderr)
     return EXIT_INTERRUPTED if interrupt.requested else 0

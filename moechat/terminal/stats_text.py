@@ -27,7 +27,7 @@ def stats_rows(finished: Finished) -> list[tuple[str, str]]:
         sent, native = size_text(stats.kv_bytes), size_text(stats.kv_native_bytes)
         prompt += f", KV {sent} of {native} ({share:.0f} %)"
     if stats.kv_dropped_fraction:
-        prompt += f", {100 * stats.kv_dropped_fraction:.1f} % of the tokens dropped"
+        prompt += f", {percent(stats.kv_dropped_fraction)} of the tokens dropped"
     if stats.kv_native_layers:
         prompt += f", {stats.kv_native_layers} layers natively (values too large for their tier)"
     if stats.queued_seconds >= _SHOWN_QUEUED_SECONDS:
@@ -47,11 +47,12 @@ def stats_line(finished: Finished) -> str:
     return "; ".join([*(f"{name} {figures}" for name, figures in named), reason])
 
 
-def stats_json(finished: Finished) -> str:
-    """The counters of an answer as one JSON object on one line."""
+def stats_json(finished: Finished, index: int | None = None) -> str:
+    """The counters of an answer as one JSON object on one line; ``index``: which of a batch."""
     stats = finished.stats
     return json.dumps(
-        {
+        ({} if index is None else {"index": index})
+        | {
             "new_prompt_tokens": stats.new_prompt_tokens,
             "cached_prompt_tokens": stats.cached_prompt_tokens,
             "prefill_seconds": round(stats.prefill_seconds, 6),
@@ -74,6 +75,26 @@ def stats_json(finished: Finished) -> str:
             "finish_reason": finished.finish_reason,
         }
     )
+
+
+def kv_note(finished: Finished, budget: float | None, *, counted: bool = False) -> str:
+    """What the KV path lost of a prompt, or sent beyond the ``budget`` asked for; or "".
+
+    ``counted``: stats_line, which counts the loss, is shown as well.
+    """
+    stats = finished.stats
+    notes = []
+    if stats.kv_dropped_fraction and not counted:
+        notes.append(f"{percent(stats.kv_dropped_fraction)} of the prompt's tokens were dropped")
+    if budget is not None and stats.kv_bytes > budget * stats.kv_native_bytes:
+        share = stats.kv_bytes / stats.kv_native_bytes
+        notes.append(f"--kv-budget {budget:g} was too little: {share:.2g} was sent")
+    return "; ".join(notes)
+
+
+def percent(fraction: float) -> str:
+    """A share for a person."""
+    return f"{100 * fraction:.1f} %"
 
 
 def cut_note(finished: Finished, context_tokens: int, has_text: bool = True) -> str:

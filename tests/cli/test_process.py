@@ -126,6 +126,28 @@ def test_interrupt_while_reading_stdin_is_quiet(environment):
     assert (code, stdout, stderr) == (130, b"", b"")
 
 
+def test_two_interrupts_at_once_still_say_where_a_batch_goes_on(environment):
+    process = subprocess.Popen(
+        [*MOECHAT, "batch", "-", "--max-tokens", "4"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+    )
+    process.stdin.write(b"hello\n")
+    process.stdin.flush()
+    first = process.stdout.readline()
+    for _ in range(2):  # as `timeout -s INT` does
+        process.send_signal(signal.SIGINT)
+    code = process.wait(TIMEOUT_SECONDS)
+    stdout, stderr = process.stdout.read(), process.stderr.read()
+    for stream in (process.stdin, process.stdout, process.stderr):
+        stream.close()
+    assert first.startswith(b'{"index": 0, ') and (code, stdout) == (130, b"")
+    assert stderr.startswith(b"interrupted after 1 results; the rest begins at line 2: ")
+    assert stderr.count(b"\n") == 1
+
+
 def _waits_for_pipe(process_id):
     with open(f"/proc/{process_id}/wchan") as file:
         if file.read() in ("pipe_read", "anon_pipe_read"):

@@ -177,8 +177,8 @@ def test_closed_sink_ends_the_batch():
 
 def test_finished_events_are_reported():
     finished = []
-    run(b"a\n{broken\nb\n", on_finished=finished.append)
-    assert [event.stats for event in finished] == [STATS, STATS]
+    run(b"a\n{broken\nb\n", on_finished=lambda *told: finished.append(told))
+    assert [(index, event.stats) for index, event in finished] == [(0, STATS), (2, STATS)]
 
 
 def test_interrupt_during_a_write_is_after_it():

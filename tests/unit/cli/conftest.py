@@ -30,6 +30,7 @@ class ScriptedEngine:
         self.notice = ""
         self.trained_context_tokens = 4096
         self.fit = None
+        self.stats = TurnStats(3, 0, 0.1, 0.1, 3, 0.1, 77)
         self.settled = []  # budgets of settle_tiers
 
     def open(self, folder, **settings):
@@ -72,7 +73,7 @@ class ScriptedConversation:
 
     def _events(self, events):
         yield from events
-        yield Finished(self.engine.finish_reason, "", TurnStats(3, 0, 0.1, 0.1, 3, 0.1, 77))
+        yield Finished(self.engine.finish_reason, "", self.engine.stats)
 
 
 class Stream(io.TextIOWrapper):

@@ -72,6 +72,12 @@ def test_help_is_plain_text_on_stdout(moechat, arguments):
     assert not set("╭│╰─") & set(result.stdout)
 
 
+@pytest.mark.parametrize("arguments", [(), ("bench",), ("eval",)])
+def test_the_list_of_commands_is_not_cut(moechat, arguments):
+    _, _, commands = moechat(*arguments, "--help").stdout.partition("\nCommands:\n")
+    assert commands and "..." not in commands
+
+
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [

@@ -44,16 +44,42 @@ def test_ignored_signal_stays_ignored():
         signal.signal(signal.SIGINT, before)
 
 
-def test_second_one_ends_the_process_at_once():
-    script = """
+@pytest.mark.parametrize(("num_signals", "ends"), [(2, False), (3, True)])
+def test_the_second_one_does_nothing_and_the_third_ends_the_process(num_signals, ends):
+    script = f"""
 import os, signal
 from moechat.cli.interrupt import Interrupt
 with Interrupt() as interrupt, interrupt.cancels(lambda: None):
-    os.kill(os.getpid(), signal.SIGINT)
-    os.kill(os.getpid(), signal.SIGINT)
+    for _ in range({num_signals}):
+        os.kill(os.getpid(), signal.SIGINT)
     print("still here")
 """
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, timeout=20, check=False
     )
-    assert (done.returncode, done.stdout) == (130, b"")
+    assert (done.returncode, done.stdout) == ((130, b"") if ends else (0, b"still here\n"))
+
+
+def test_the_second_one_does_not_disturb_what_the_first_began():
+    with Interrupt() as interrupt:
+        with pytest.raises(KeyboardInterrupt):
+            press()
+        press()
+        assert interrupt.requested
+
+
+def test_one_of_the_whole_process_has_heard_those_inside():
+    with Interrupt(whole_process=True) as process:
+        with pytest.raises(KeyboardInterrupt), Interrupt():
+            press()
+        press()
+        assert process.requested
+        with pytest.raises(KeyboardInterrupt), Interrupt():
+            press()
+
+
+def test_one_inside_another_leaves_it_untouched():
+    with Interrupt() as outer:
+        with pytest.raises(KeyboardInterrupt), Interrupt():
+            press()
+        assert not outer.requested

@@ -306,6 +306,8 @@ def test_unknown_model_names_close_ones_and_the_order(moechat):
     result = moechat("run", "mimi")
     assert (result.code, result.stdout) == (3, "")
     assert "mini" in result.stderr and 'moechat run mini "…"' in result.stderr
+    ordered = moechat("run", "mimi", "q")
+    assert ordered.code == 3 and "comes before" not in ordered.stderr
     whole_question = moechat("run", QUESTION)
     assert whole_question.code == 3 and 'moechat run mini "…"' in whole_question.stderr
 
@@ -353,8 +355,10 @@ def test_internal_error_is_one_line_and_debug_shows_the_traceback(moechat):
     assert result.stderr.count("\n") == 1
     assert "internal error: ZeroDivisionError: first" in result.stderr
     assert "--debug" in result.stderr
-    debug = moechat("run", "mini", "--debug", "q")
-    assert debug.code == 1 and "Traceback" in debug.stderr
+    for arguments in [("run", "mini", "--debug", "q"), ("--debug", "run", "mini", "q")]:
+        debug = moechat(*arguments)
+        assert debug.code == 1 and "Traceback" in debug.stderr
+    assert "`moechat --debug …`" in result.stderr
     known = moechat("run", "nosuch", "--debug")
     assert known.code == 3 and "Traceback" in known.stderr
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from moechat.events import Token
+from moechat.events import Token, TurnStats
 
 THINKING = [Token(5, "", "Hm."), Token(6, "Oslo.")]
 
@@ -32,9 +32,61 @@ def test_batch_gives_an_object_a_line_and_code_6(moechat):
 
 
 def test_batch_without_failures_is_0(moechat):
-    result = moechat("run", "mini", "--batch", stdin=b"a\n", terminals="e")
+    result = moechat("run", "mini", "--batch", stdin=b"a\n")
     assert (result.code, result.stderr) == (0, "")
     assert moechat("run", "mini", "--batch", stdin=b"").stdout == ""
+
+
+@pytest.mark.parametrize("options", [(), ("--stats", "line")])
+def test_a_terminal_sees_how_far_a_batch_is_and_what_came_out(moechat, tmp_path, options):
+    path = tmp_path / "lines"
+    path.write_bytes(b"a\n{broken\nc")
+    result = moechat("batch", str(path), *options, terminals="e")
+    assert result.code == 6
+    shown = result.stderr.split("\r")
+    assert shown[1] == "0 of 3 lines, 0 failed"
+    assert "\n" not in shown[1] and "3 lines, 1 failed; 6 tokens in " in shown[-1]
+    assert result.stderr.count("index 0; prompt 3 new") == len(options) // 2
+    assert result.stderr.count("lines failed") == 0
+
+
+def test_no_line_is_between_the_results_on_a_terminal(moechat):
+    result = moechat("run", "mini", "--batch", stdin=b"a\nb\n", terminals="oe")
+    assert result.stderr.startswith("2 lines, 0 failed; 6 tokens in ")
+    assert "\r" not in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_json_counters_name_their_line_and_nothing_is_mixed_in(moechat):
+    moechat.engine.finish_reason = "length"
+    arguments = ("run", "mini", "--batch", "--stats", "json")
+    result = moechat(*arguments, stdin=b"a\n{broken\nb\n", terminals="e")
+    *each, last = [json.loads(line) for line in result.stderr.split("\r")[-1].splitlines()]
+    assert [row["index"] for row in each] == [0, 2]
+    assert {row["finish_reason"] for row in each} == {"length"}
+    assert (last["results"], last["failed"], last["decode_tokens"]) == (3, 1, 6)
+
+
+def test_dropped_tokens_and_a_budget_too_small_are_told(moechat):
+    moechat.engine.stats = TurnStats(3, kv_bytes=60, kv_native_bytes=100, kv_dropped_fraction=0.4)
+    batch = ("run", "mini", "--batch", "--kv", "snapkv")
+    told = moechat(*batch, stdin=b"a\nb\n").stderr
+    assert "2 lines" in told and "40.0 % of the prompt's tokens were dropped" in told
+    assert "budget" not in told
+    told = moechat(*batch, "--kv-budget", "0.5", stdin=b"a\n").stderr
+    assert "1 line" in told and "--kv-budget 0.5 was too little: 0.6 was sent" in told
+    one = moechat("run", "mini", "--kv", "snapkv", "--kv-budget", "0.5", "q")
+    assert one.stderr.count("\n") == 1 and "dropped" in one.stderr and "0.6 was sent" in one.stderr
+    assert "0.6" not in moechat("run", "mini", "--kv", "snapkv", "--kv-budget", "0.6", "q").stderr
+
+
+def test_a_name_comes_back_with_the_result(moechat):
+    stdin = (
+        b'{"prompt": "a", "custom_id": "q-1"}\n{"id": 7, "prompt": ""}\n{"id": [1], "prompt": "a"}'
+    )
+    rows = list(map(json.loads, moechat("run", "mini", "--batch", stdin=stdin).stdout.splitlines()))
+    assert list(rows[0])[:3] == ["index", "custom_id", "text"] and rows[0]["custom_id"] == "q-1"
+    assert (rows[1]["id"], rows[1]["error"]["name"]) == (7, "prompt-empty")
+    assert "id" not in rows[2] and "id is neither" in rows[2]["error"]["message"]
 
 
 def interrupt_at_b(moechat):
@@ -107,6 +159,15 @@ def test_batch_verb_reads_a_file_or_stdin(moechat, tmp_path):
     result = moechat("batch", str(tmp_path / "none.jsonl"))
     assert result.code == 3 and "none.jsonl" in result.stderr
     assert moechat("batch").code == 2
+
+
+def test_an_unknown_model_of_a_batch_has_no_advice_on_questions(moechat, tmp_path):
+    path = tmp_path / "lines"
+    path.write_bytes(b"a\n")
+    for arguments in [("batch", str(path), "--model", "mimi"), ("run", "mimi", "--batch")]:
+        result = moechat(*arguments, stdin=b"a\n")
+        assert result.code == 3 and "did you mean mini" in result.stderr
+        assert "question" not in result.stderr
 
 
 def test_batch_verb_says_how_to_go_on_with_its_file(moechat, tmp_path):
