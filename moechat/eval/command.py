@@ -68,7 +68,7 @@ def run_ppl(
             with outcome.measuring():
                 measure_perplexity(engine, source, window, limit, found, line.show)
             content = report.frame("ppl", engine)
-        _end(line, outcome, bool(found.windows))
+        _end(outcome, bool(found.windows))
         content |= {"file": str(path), "window_tokens": found.window_tokens}
         content |= report.ppl_report(found) | outcome.keys()
         return _output(content, as_json, report.ppl_text)
@@ -82,11 +82,10 @@ def run_needle(model: str, needles: NeedleSettings, *, threads: int | None, as_j
         line.show(f"opening {model}")
         with Engine.open(model, threads=threads) as engine:
             content = report.frame("needle", engine)
-            line.show("preparing the texts")
-            trials = _trials(engine, needles, sentences)
+            trials = _trials(engine, needles, sentences, line.show)
             with outcome.measuring():
                 _ask_all(engine, trials, results, line.show)
-        _end(line, outcome, bool(results))
+        _end(outcome, bool(results))
         content |= {**needles.keys(), "needles": report.needle_rows(results), **outcome.keys()}
         return _output(content, as_json, report.needle_text)
 
@@ -129,9 +128,9 @@ def run_kv(
         line.show(f"opening {model}")
         with Engine.open(model, threads=threads) as engine:
             content = report.frame("kv", engine)
-            line.show("preparing the texts")
+            line.show("preparing the text")
             pieces = [] if source is None else _windows(engine, source, scoring)
-            trials = _trials(engine, needles, sentences)
+            trials = _trials(engine, needles, sentences, line.show)
             with outcome.measuring():
                 measure_policies(
                     engine,
@@ -144,7 +143,7 @@ def run_kv(
                     line.show,
                 )
         rows = report.kv_rows(table)
-        _end(line, outcome, bool(rows) or not outcome.interrupted)
+        _end(outcome, bool(rows) or not outcome.interrupted)
         content |= {**scoring.keys(), **needles.keys(), "rows": rows, **outcome.keys()}
         code = _output(content, as_json, report.kv_text)
         if plot is not None and rows:
@@ -161,7 +160,7 @@ def run_probe(model: str, *, threads: int | None, as_json: bool) -> int:
             content = report.frame("probe", engine)
             with outcome.measuring():
                 verdict = probe(engine, line.show)
-            _end(line, outcome, verdict is not None)
+            _end(outcome, verdict is not None)
             assert verdict is not None
             if why := store_verdict(model_fingerprint(engine.model.files), verdict):
                 outcome.notes.append(f"the verdict could not be kept: {why}")
@@ -169,9 +168,9 @@ def run_probe(model: str, *, threads: int | None, as_json: bool) -> int:
         return _output(content, as_json, lambda _: [*report.heading(content), verdict.text])
 
 
-def _end(line: StatusLine, outcome: Outcome, has_figures: bool) -> None:
+def _end(outcome: Outcome, has_figures: bool) -> None:
     """Nothing is shown any more; without figures there is nothing to report either."""
-    line.erase()
+    outcome.blank_line()
     if outcome.interrupted and not has_figures:
         raise KeyboardInterrupt
 
@@ -226,12 +225,18 @@ def _windows(engine: Engine, source: Source, scoring: ScoringSettings) -> list[l
     return found
 
 
-def _trials(engine: Engine, needles: NeedleSettings, sentences: Sequence[str]) -> list[Trial]:
+def _trials(
+    engine: Engine, needles: NeedleSettings, sentences: Sequence[str], show: Show
+) -> list[Trial]:
     if not needles.depths:
         return []
     lengths = needles.lengths_within(engine.context_tokens)
     depths = depths_percent(needles.depths)
-    return list(make_trials(engine.text, lengths, depths, sentences, needles.seed))
+    found: list[Trial] = []
+    for trial in make_trials(engine.text, lengths, depths, sentences, needles.seed):
+        found.append(trial)
+        show(f"preparing text {len(found)} of {len(lengths) * len(depths)}")
+    return found
 
 
 def _sentences(needles: NeedleSettings) -> list[str]:

@@ -46,7 +46,7 @@ class Outcome:
         if self._before != signal.SIG_IGN:
             signal.signal(signal.SIGINT, self._before)
         if kind is KeyboardInterrupt:
-            self._blank_line()
+            self.blank_line()
             self._line.say(_NOTHING_YET)
 
     def _handle(self, signal_number: int, frame: FrameType | None) -> None:
@@ -65,14 +65,15 @@ class Outcome:
         except KeyboardInterrupt:
             self.interrupted = True
             self.notes.insert(0, _NOT_ENDED)
-            self._blank_line()
+            self.blank_line()
         # Output is next: as if the first one had come.
         self._held_since = time.monotonic()
         self.seconds = self._held_since - began
 
-    def _blank_line(self) -> None:
-        """Also of the ^C that the terminal wrote behind the line."""
+    def blank_line(self) -> None:
+        """Also of the ^C that the terminal wrote behind it, or on the empty line."""
         self._line.show(" " * _WIDE)
+        self._line.erase()
 
     def keys(self) -> dict[str, Any]:
         """What every report ends with."""
