@@ -9,12 +9,13 @@ from xml.etree import ElementTree
 import pytest
 from fake_engine import FakeEngine
 
-from moechat.errors import Usage
+from moechat.errors import BadParameter, Usage
 from moechat.eval.kv import measure_policies
 from moechat.eval.needle import Trial
 from moechat.eval.picture import quality_over_bytes, write_picture
 from moechat.eval.policies import NAMES, Policy, policies_of
 from moechat.eval.report import kv_rows, kv_text, label
+from moechat.models.spec import LatentAttention
 
 IDS = list(range(10, 31))  # a window of 20 and the token after it
 TRIAL = Trial(8, 50.0, "777", [0, 1, 40, 41], [42, 43, 2])
@@ -102,6 +103,19 @@ def test_a_policy_that_cannot_code_the_model_is_left_out(engine, monkeypatch):
     rows, notes = measure(engine)
     assert [row.policy.name for row in rows] == ["native", "pdtrim"]
     assert notes == ["int4 is left out: no such tier here"]
+
+
+def test_why_it_is_left_out_is_told_once_and_names_the_attention(engine, monkeypatch):
+    def refuse(*_):
+        raise BadParameter("the KV policy does not suit the model", "k8v4 needs values")
+
+    latent = object.__new__(LatentAttention)
+    monkeypatch.setattr(engine, "spec", SimpleNamespace(attention=latent), raising=False)
+    monkeypatch.setitem(MADE, "pdtrim", SimpleNamespace(tiers=refuse))
+    notes = []
+    policies = [Policy("pdtrim", 0.5), Policy("pdtrim", 0.3)]
+    measure_policies(engine, policies, [], 5, [TRIAL], [], notes, lambda line: None)
+    assert notes == ["pdtrim is left out: k8v4 needs values, and latent attention has none"]
 
 
 def test_what_was_measured_before_an_interruption_stays(engine):

@@ -218,6 +218,21 @@ def test_the_probe_runs_once(monkeypatch, tmp_path):
     assert engine.settle(monkeypatch, PASSED) == (Tier.INT4, 0, "")
 
 
+def test_a_verdict_that_is_damaged_or_cannot_be_kept_is_told(monkeypatch, tmp_path):
+    engine = Opened(tmp_path)
+    engine.settle(monkeypatch, PASSED)
+    (path,) = (tmp_path / "home" / "cache").iterdir()
+    path.write_text("{")
+    lowest, ran, said = engine.settle(monkeypatch, PASSED)
+    assert (lowest, ran) == (Tier.INT4, 1) and f"'{path}' is damaged" in said
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("MOECHAT_HOME", str(tmp_path / "file"))
+    for _ in range(2):
+        lowest, ran, said = engine.settle(monkeypatch, PASSED)
+        assert (lowest, ran) == (Tier.INT4, 1)
+        assert said.count("every start probes again: ") == 1 and "Not a directory" in said
+
+
 @pytest.mark.parametrize(
     ("error", "why"),
     [(KeyboardInterrupt(), "interrupted"), (BadParameter("no text here"), "no text here")],
