@@ -91,11 +91,10 @@ def _suitable(
             made = policy.make(engine.spec)
             made.tiers(0, 0, 1)
         except ValueError as error:
-            left_out[policy.name] = getattr(error, "why", "") or str(error)
-            if "values" in left_out[policy.name] and isinstance(
-                engine.spec.attention, LatentAttention
-            ):
-                left_out[policy.name] += ", which latent attention does not have"
+            why = getattr(error, "why", "") or str(error)
+            if "values" in why and isinstance(engine.spec.attention, LatentAttention):
+                why += ", and latent attention has none"
+            left_out[policy.name] = why
         else:
             found.append((policy, made))
     notes += [f"{name} is left out: {why}" for name, why in left_out.items()]
