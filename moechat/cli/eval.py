@@ -8,17 +8,15 @@ from typing import Annotated, Any
 import typer
 
 from moechat.cli import options
-from moechat.cli.interrupt import Interrupt
+from moechat.errors import Usage
 
 
 def build_app() -> typer.Typer:
     """``moechat eval`` with its sub-commands."""
     app = typer.Typer(
-        rich_markup_mode=None,
-        no_args_is_help=True,
-        help="Measure what a model gets right here.",
-        context_settings={"help_option_names": ["-h", "--help"]},
+        rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]}
     )
+    app.callback(invoke_without_command=True)(evaluate)
     app.command("ppl")(ppl)
     app.command("needle")(needle)
     app.command("kv")(kv)
@@ -60,6 +58,17 @@ Filler = Annotated[
 Seed = Annotated[str, _text("seed", "N", "Another seed draws other texts, names and codes.")]
 
 
+def evaluate(ctx: typer.Context) -> None:
+    """Measure what a model gets right here."""
+    if ctx.invoked_subcommand is None:
+        raise Usage(
+            "it is not said what to measure",
+            "there is no sub-command",
+            "`moechat eval ppl mini notes.txt`, `moechat eval needle mini`, `moechat eval kv mini` "
+            "or `moechat eval probe mini`",
+        )
+
+
 def ppl(
     model: options.RequiredModelArgument,
     file: Annotated[
@@ -69,7 +78,16 @@ def ppl(
             metavar="FILE",
         ),
     ],
-    window: Window = "2048",
+    window: Annotated[
+        str | None,
+        typer.Option(
+            "--window",
+            metavar="TOKENS",
+            help="Tokens of a text that are read together. Default: 2048, as far as the context "
+            "has room.",
+            show_default=False,
+        ),
+    ] = None,
     limit: Annotated[
         str | None,
         typer.Option(
@@ -85,8 +103,9 @@ def ppl(
 ) -> int:
     """Perplexity of a model on a text.
 
-    A text is read in windows, none of which knows the one before; of chats each is rendered by the
-    model's template and read alone. Every token counts but a window's first.
+    A text is read in windows, none of which knows the one before. The token after each one that is
+    read counts: of every window as many as it has, and of the text all but its first. Of chats each
+    is rendered by the model's template and read alone; all its tokens count but the first.
 
     \b
       moechat eval ppl mini notes.txt
@@ -95,15 +114,14 @@ def ppl(
     from moechat.eval.command import run_ppl
     from moechat.eval.settings import number
 
-    with Interrupt():
-        return run_ppl(
-            model,
-            file,
-            window=number("window", window),
-            limit=None if limit is None else number("windows", limit),
-            threads=threads,
-            as_json=as_json,
-        )
+    return run_ppl(
+        model,
+        file,
+        window=None if window is None else number("window", window),
+        limit=None if limit is None else number("limit", limit),
+        threads=threads,
+        as_json=as_json,
+    )
 
 
 def needle(
@@ -128,9 +146,8 @@ def needle(
     from moechat.eval.command import run_needle
     from moechat.eval.settings import NeedleSettings
 
-    settings = NeedleSettings.from_texts(lengths, depths, filler, seed)
-    with Interrupt():
-        return run_needle(model, settings, threads=threads, as_json=as_json)
+    settings = NeedleSettings.from_texts(lengths, depths, filler, seed, least_depths=1)
+    return run_needle(model, settings, threads=threads, as_json=as_json)
 
 
 def kv(
@@ -192,8 +209,7 @@ def kv(
     needles = NeedleSettings.from_texts(lengths, depths, filler, seed)
     scoring = ScoringSettings.from_texts(text, window, scored, windows)
     chosen = policies_of(names_in(policies), budget_fractions(budgets))
-    with Interrupt():
-        return run_kv(model, chosen, needles, scoring, threads=threads, as_json=as_json, plot=plot)
+    return run_kv(model, chosen, needles, scoring, threads=threads, as_json=as_json, plot=plot)
 
 
 def probe(
@@ -202,10 +218,11 @@ def probe(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> int:
-    """Whether a model bears 4-bit KV: what `--kv spectrum` may do with it.
+    """Whether a model bears 4-bit KV.
 
     Three needles are to be found in texts that cross with nearly every token in INT4, and the
-    logits are compared with those of native KV. The verdict is kept; `moechat show` tells it.
+    logits are compared with those of native KV. That decides what `--kv spectrum` may do. The
+    verdict is kept; `moechat show` tells it.
 
     \b
       moechat eval probe mini
@@ -213,5 +230,4 @@ def probe(
     """
     from moechat.eval.command import run_probe
 
-    with Interrupt():
-        return run_probe(model, threads=threads, as_json=as_json)
+    return run_probe(model, threads=threads, as_json=as_json)

@@ -25,7 +25,7 @@ KV_BUDGET = 0.5
 _TOKENS = 256  # of the prefill that is timed
 
 
-def model_fingerprint(files: ModelFiles) -> str:
+def verdict_key(files: ModelFiles) -> str:
     """What the probe's verdict is kept under. Raises CheckpointDamaged."""
     config = files.path / "config.json"
     paths = [*files.weight_files, *([config] if config.is_file() else [])]
@@ -35,7 +35,7 @@ def model_fingerprint(files: ModelFiles) -> str:
 def known_verdict(files: ModelFiles) -> Verdict | None:
     """What the probe found, if it ever ran on these files and they can be read."""
     try:
-        return load_verdict(model_fingerprint(files))
+        return load_verdict(verdict_key(files))
     except CheckpointDamaged:
         return None
 

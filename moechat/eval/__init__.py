@@ -4,6 +4,8 @@ In the order in which things happen, for all of it:
 
     settings        what may be asked for
     command         a measurement, then its output
+    outcome         Ctrl-C, notes and seconds of a measurement
+    progress        how long the rest takes
     texts           files of text or of chats, and windows of their tokens
     likelihood      perplexity from logits
     ppl             perplexity of a file

@@ -1,4 +1,4 @@
-"""From settings to output: progress, what Ctrl-C leaves, JSON, text, picture.
+"""From settings to output: progress, JSON, text, picture.
 
 Text and JSON go to stdout, progress to stderr when that is a terminal. Ctrl-C ends a measurement;
 what is there by then is told, and the report says that it was interrupted.
@@ -9,9 +9,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +20,8 @@ from moechat.engine.engine import Engine
 from moechat.engine.kv_choice import (
     complete_budget,
     known_verdict,
-    model_fingerprint,
     spectrum_policy,
+    verdict_key,
 )
 from moechat.errors import MoechatError, Usage
 from moechat.eval import report
@@ -38,92 +36,69 @@ from moechat.eval.needle import (
     make_trials,
     sentences_of,
 )
-from moechat.eval.picture import quality_over_bytes
+from moechat.eval.outcome import EXIT_INTERRUPTED, Outcome
+from moechat.eval.picture import quality_over_bytes, write_picture
 from moechat.eval.policies import Policy
 from moechat.eval.ppl import Perplexity, measure_perplexity
 from moechat.eval.probe import probe
+from moechat.eval.progress import Progress
 from moechat.eval.settings import NeedleSettings, ScoringSettings
 from moechat.eval.texts import Source, encode_stream, read_source, windows
 from moechat.kv.layout import KVLayout
-from moechat.kv.verdict import CAUTIOUS_TIERS, Verdict, store_verdict
+from moechat.kv.verdict import CAUTIOUS_TIERS, Verdict, store_verdict, verdict_damage
 
-EXIT_INTERRUPTED = 130
-_NOT_ENDED = "interrupted: these are the figures so far"
-
-
-class Outcome:
-    """How a measurement went, for the report."""
-
-    def __init__(self) -> None:
-        self.interrupted = False
-        self.seconds = 0.0
-        self.notes: list[str] = []
-
-    @contextmanager
-    def measuring(self) -> Iterator[None]:
-        """Time what is inside; Ctrl-C ends it and is remembered."""
-        began = time.monotonic()
-        try:
-            yield
-        except KeyboardInterrupt:
-            self.interrupted = True
-            self.notes.insert(0, _NOT_ENDED)
-        self.seconds = time.monotonic() - began
-
-    def keys(self) -> dict[str, Any]:
-        """What every report ends with."""
-        return {
-            "interrupted": self.interrupted,
-            "seconds": round(self.seconds, 3),
-            "notes": self.notes,
-        }
+_NO_TEXT = "perplexity is not measured: --text names a text for it"
 
 
 def run_ppl(
-    model: str, path: Path, *, window: int, limit: int | None, threads: int | None, as_json: bool
+    model: str,
+    path: Path,
+    *,
+    window: int | None,
+    limit: int | None,
+    threads: int | None,
+    as_json: bool,
 ) -> int:
     """``eval ppl MODEL FILE``; the exit code. Raises MoechatError."""
-    source = read_source(path)
-    found, outcome = Perplexity(), Outcome()
-    with StatusLine(sys.stderr) as line:
+    found = Perplexity()
+    with StatusLine(sys.stderr) as line, Outcome(line) as outcome:
+        source = read_source(path)
         line.show(f"opening {model}")
         with Engine.open(model, threads=threads) as engine:
             with outcome.measuring():
                 measure_perplexity(engine, source, window, limit, found, line.show)
-            content = report.frame("ppl", engine) | {"file": str(path), "window_tokens": window}
-    if not found.windows:
-        return EXIT_INTERRUPTED
-    content |= report.ppl_report(found) | outcome.keys()
-    return _output(content, as_json, report.ppl_text)
+            content = report.frame("ppl", engine)
+        _end(outcome, bool(found.windows))
+        content |= {"file": str(path), "window_tokens": found.window_tokens}
+        content |= report.ppl_report(found) | outcome.keys()
+        return _output(content, as_json, report.ppl_text)
 
 
 def run_needle(model: str, needles: NeedleSettings, *, threads: int | None, as_json: bool) -> int:
     """``eval needle MODEL``; the exit code. Raises MoechatError."""
-    if not needles.depths:
-        raise Usage("--depths cannot be 0 here", "there would be no needle")
-    sentences = _sentences(needles)
-    outcome = Outcome()
     results: list[Result] = []
-    with StatusLine(sys.stderr) as line:
+    with StatusLine(sys.stderr) as line, Outcome(line) as outcome:
+        sentences = _sentences(needles)
         line.show(f"opening {model}")
         with Engine.open(model, threads=threads) as engine:
             content = report.frame("needle", engine)
-            line.show("preparing the texts")
-            trials = _trials(engine, needles, sentences)
+            trials = _trials(engine, needles, sentences, line.show)
             with outcome.measuring():
                 _ask_all(engine, trials, results, line.show)
-    if not results:
-        return EXIT_INTERRUPTED
-    content |= {**needles.keys(), "needles": report.needle_rows(results), **outcome.keys()}
-    return _output(content, as_json, report.needle_text)
+        _end(outcome, bool(results))
+        content |= {**needles.keys(), "needles": report.needle_rows(results), **outcome.keys()}
+        return _output(content, as_json, report.needle_text)
 
 
 def _ask_all(engine: Engine, trials: Sequence[Trial], results: list[Result], show: Show) -> None:
     session = engine.session()
+    progress = Progress(sum(trial.length_tokens for trial in trials))
     for number, trial in enumerate(trials, 1):
-        show(f"needle {number} of {len(trials)}, in {trial.length_tokens:,} tokens")
+        tokens = trial.length_tokens
+        show(f"needle {number} of {len(trials)}, in {tokens:,} tokens{progress.left}")
         cross(session, trial.document_ids)
         results.append(ask(session, engine.text, trial))
+        progress.add(tokens)
     session.close()
 
 
@@ -140,19 +115,22 @@ def run_kv(
     """``eval kv MODEL``; the exit code. Raises MoechatError."""
     if plot is not None:
         check_plot_path(plot)
-    source = None if scoring.text is None else read_source(scoring.text)
-    if source is None and not needles.depths:
+    if scoring.text is None and not needles.depths:
         raise Usage("there is nothing to measure", "there are neither needles nor a --text")
-    sentences = _sentences(needles)
     table: list[Row] = []
-    outcome = Outcome()
-    with StatusLine(sys.stderr) as line:
+    with StatusLine(sys.stderr) as line, Outcome(line) as outcome:
+        source = None if scoring.text is None else read_source(scoring.text)
+        sentences = _sentences(needles)
+        if source is None:
+            outcome.notes.append(_NO_TEXT)
+            if sys.stderr.isatty():  # before minutes of waiting; the report has it anyway
+                line.say(_NO_TEXT)
         line.show(f"opening {model}")
         with Engine.open(model, threads=threads) as engine:
             content = report.frame("kv", engine)
-            line.show("preparing the texts")
+            line.show("preparing the text")
             pieces = [] if source is None else _windows(engine, source, scoring)
-            trials = _trials(engine, needles, sentences)
+            trials = _trials(engine, needles, sentences, line.show)
             with outcome.measuring():
                 measure_policies(
                     engine,
@@ -164,33 +142,37 @@ def run_kv(
                     outcome.notes,
                     line.show,
                 )
-    rows = report.kv_rows(table)
-    if not rows and outcome.interrupted:
-        return EXIT_INTERRUPTED
-    if source is None:
-        outcome.notes.append("perplexity was not measured: --text names a text for it")
-    content |= {**scoring.keys(), **needles.keys(), "rows": rows, **outcome.keys()}
-    code = _output(content, as_json, report.kv_text)
-    if plot is not None and rows:
-        quality_over_bytes(content).write(plot)
-    return code
+        rows = report.kv_rows(table)
+        _end(outcome, bool(rows) or not outcome.interrupted)
+        content |= {**scoring.keys(), **needles.keys(), "rows": rows, **outcome.keys()}
+        code = _output(content, as_json, report.kv_text)
+        if plot is not None and rows:
+            write_picture(quality_over_bytes(content), plot)
+        return code
 
 
 def run_probe(model: str, *, threads: int | None, as_json: bool) -> int:
     """``eval probe MODEL``; the exit code. Raises MoechatError."""
-    verdict, outcome = None, Outcome()
-    with StatusLine(sys.stderr) as line:
+    verdict = None
+    with StatusLine(sys.stderr) as line, Outcome(line) as outcome:
         line.show(f"opening {model}")
         with Engine.open(model, threads=threads) as engine:
             content = report.frame("probe", engine)
             with outcome.measuring():
                 verdict = probe(engine, line.show)
-            if verdict is None:
-                return EXIT_INTERRUPTED
-            if not store_verdict(model_fingerprint(engine.model.files), verdict):
-                outcome.notes.append("the verdict could not be kept: the cache is not writable")
-    content |= verdict.keys() | {"conclusive": verdict.conclusive} | outcome.keys()
-    return _output(content, as_json, lambda _: [*report.heading(content), verdict.text])
+            _end(outcome, verdict is not None)
+            assert verdict is not None
+            if why := store_verdict(verdict_key(engine.model.files), verdict):
+                outcome.notes.append(f"the verdict could not be kept: {why}")
+        content |= verdict.keys() | {"conclusive": verdict.conclusive} | outcome.keys()
+        return _output(content, as_json, lambda _: [*report.heading(content), verdict.text])
+
+
+def _end(outcome: Outcome, has_figures: bool) -> None:
+    """Nothing is shown any more; without figures there is nothing to report either."""
+    outcome.blank_line()
+    if outcome.interrupted and not has_figures:
+        raise KeyboardInterrupt
 
 
 def settle_tiers(engine: Engine, budget: float | None) -> None:
@@ -201,6 +183,8 @@ def settle_tiers(engine: Engine, budget: float | None) -> None:
     verdict = known_verdict(engine.model.files)
     if verdict is None:
         with StatusLine(sys.stderr) as line:
+            if why := verdict_damage(verdict_key(engine.model.files)):
+                line.say(f"KV probe: what it found before is of no use: {why}")
             verdict = _first_probe(engine, line)
             if verdict is None or verdict.num_tiers == CAUTIOUS_TIERS:
                 _say_what_drops(KVLayout.of(engine.spec), budget, line)
@@ -216,7 +200,8 @@ def _first_probe(engine: Engine, line: StatusLine) -> Verdict | None:
         line.say(f"KV probe: {why}; two tiers of precision are used, without INT4")
         return None
     line.say(f"KV probe: {verdict.text}")
-    store_verdict(model_fingerprint(engine.model.files), verdict)
+    if why := store_verdict(verdict_key(engine.model.files), verdict):
+        line.say(f"KV probe: the verdict could not be kept, every start probes again: {why}")
     return verdict
 
 
@@ -240,12 +225,18 @@ def _windows(engine: Engine, source: Source, scoring: ScoringSettings) -> list[l
     return found
 
 
-def _trials(engine: Engine, needles: NeedleSettings, sentences: Sequence[str]) -> list[Trial]:
+def _trials(
+    engine: Engine, needles: NeedleSettings, sentences: Sequence[str], show: Show
+) -> list[Trial]:
     if not needles.depths:
         return []
     lengths = needles.lengths_within(engine.context_tokens)
     depths = depths_percent(needles.depths)
-    return list(make_trials(engine.text, lengths, depths, sentences, needles.seed))
+    found: list[Trial] = []
+    for trial in make_trials(engine.text, lengths, depths, sentences, needles.seed):
+        found.append(trial)
+        show(f"preparing text {len(found)} of {len(lengths) * len(depths)}")
+    return found
 
 
 def _sentences(needles: NeedleSettings) -> list[str]:

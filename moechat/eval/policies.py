@@ -71,7 +71,7 @@ def policies_of(names: Sequence[str], budgets: Sequence[float]) -> list[Policy]:
         if base not in NAMES or centring not in _CENTRING or bool(hyphen) != bool(centring):
             raise Usage(
                 f"--policies cannot be {name[:40]!a}",
-                f"it is a list of {', '.join(NAMES)}; -plain or -centred may follow a name",
+                f"it must be a list of {', '.join(NAMES)}; -plain or -centred may follow a name",
             )
     ordered = sorted(dict.fromkeys(["native", *names]), key=lambda n: NAMES.index(_base(n)))
     return [

@@ -1,8 +1,10 @@
 """Perplexity of a model on a file, as it runs: weights and KV cache as they are used for answers.
 
-A text is cut in windows, each read without what came before it; a conversation is a window of its
-own, rendered whole by the model's chat template. Every token counts but a window's first, which
-nothing precedes: of conversations user turns, replies and the template's own tokens alike.
+A text is cut in windows of so many of its tokens, each read without what came before it, behind the
+token that the model's talks begin with, if there is one. The token after each one that is read
+counts: so many a window, and every token of the text but its very first once. A conversation is
+rendered whole by the model's chat template and read alone; of it every token counts but the first:
+user turns, replies and the template's own tokens alike.
 """
 
 from __future__ import annotations
@@ -14,10 +16,11 @@ from moechat.engine.engine import Engine
 from moechat.engine.session import Session
 from moechat.errors import Usage
 from moechat.eval.likelihood import Likelihood, likelihood
+from moechat.eval.progress import Progress
 from moechat.eval.texts import Source, encode_conversations, leading_ids, windows
 
 PIECE_TOKENS = 256  # of one extend, so that the logits of a large vocabulary stay small
-MIN_WINDOW_TOKENS = 16
+WINDOW_TOKENS = 2048  # of a window, where the context has room
 
 Show = Callable[[str], None]
 
@@ -28,6 +31,7 @@ class Perplexity:
 
     unit: str = "window"  # or "chat"
     num_windows: int = 0
+    window_tokens: int | None = None  # of the text, that are read together; None: of chats
     too_long: int = 0  # conversations longer than the context
     windows: list[Likelihood] = field(default_factory=list)
 
@@ -40,13 +44,16 @@ class Perplexity:
 def measure_perplexity(
     engine: Engine,
     source: Source,
-    window_tokens: int,
+    window_tokens: int | None,
     limit: int | None,
     found: Perplexity,
     show: Show,
 ) -> None:
-    """Fill ``found``, window by window; ``limit`` of them. Raises Usage for a text too short."""
-    length = min(window_tokens, engine.context_tokens)
+    """Fill ``found``, window by window; ``limit`` of them.
+
+    ``window_tokens`` None: WINDOW_TOKENS, or what the context has room for. Raises Usage for a text
+    too short, and for windows that are longer than the context.
+    """
     skipped = 0  # leading ids, which no text predicts
     if source.conversations:
         found.unit = "chat"
@@ -55,24 +62,38 @@ def measure_perplexity(
         pieces = [ids for ids in pieces if len(ids) <= engine.context_tokens]
     else:
         lead = leading_ids(engine.text)
-        if length < MIN_WINDOW_TOKENS:
-            raise Usage(f"a window has {MIN_WINDOW_TOKENS} tokens or more")
-        ids = engine.text.tokenizer.encode(source.text)
-        pieces = windows(ids, lead, length, full=False)[:limit]
         skipped = len(lead)
+        found.window_tokens = length = _window_within(engine.context_tokens, skipped, window_tokens)
+        ids = engine.text.tokenizer.encode(source.text)
+        pieces = windows(ids, lead, skipped + length, full=False)[:limit]
     if not any(len(ids) > 1 + skipped for ids in pieces):
         raise Usage("there is nothing to measure", "a text of two tokens or more is needed")
     found.num_windows = len(pieces)
+    progress = Progress(sum(map(len, pieces)))
     session = engine.session()
     try:
         for number, ids in enumerate(pieces, 1):
-            show(f"{found.unit} {number} of {len(pieces)}")
+            show(f"{found.unit} {number} of {len(pieces)}{progress.left}")
             session.rewind(0)
             if skipped:
                 session.extend(ids[:skipped], logits=None)
             found.windows.append(_of_window(session, ids[skipped:]))
+            progress.add(len(ids))
     finally:
         session.close()
+
+
+def _window_within(context_tokens: int, lead_tokens: int, window_tokens: int | None) -> int:
+    room = context_tokens - lead_tokens
+    if window_tokens is None:
+        return min(WINDOW_TOKENS, room)
+    if window_tokens > room:
+        besides = f", {lead_tokens} of them for the token that talks begin with"
+        raise Usage(
+            f"--window cannot be {window_tokens:,}",
+            f"the context has {context_tokens:,} tokens{besides if lead_tokens else ''}",
+        )
+    return window_tokens
 
 
 def _of_window(session: Session, ids: list[int]) -> Likelihood:

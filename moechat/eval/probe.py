@@ -22,6 +22,7 @@ from moechat.engine.session import Session
 from moechat.errors import Usage
 from moechat.eval.crossing import cross
 from moechat.eval.needle import ANSWER_TOKENS, Trial, ask, built_in_sentences, make_trials
+from moechat.eval.progress import Progress
 from moechat.kv.layout import KVLayout
 from moechat.kv.policy import KVPolicy, best_num_tiers, make_policy
 from moechat.kv.verdict import CAUTIOUS_TIERS, Verdict
@@ -47,6 +48,8 @@ def probe(engine: Engine, show: Show) -> Verdict:
     native, harsh = make_policy("native", 1.0, layout), harshest_policy(layout)
     found: dict[str, list[bool]] = {native.name: [], harsh.name: []}
     kl_nats, kl_tokens = 0.0, 0
+    step, steps = 0, 2 * len(trials)
+    progress = Progress(steps)
     before, session = engine.kv_policy, engine.session()
     try:
         for number, trial in enumerate(trials, 1):
@@ -54,11 +57,16 @@ def probe(engine: Engine, show: Show) -> Verdict:
             next_ids = text.tokenizer.encode(f" {' '.join(order)}")[:scored]
             logits: list[NDArray[np.float32]] = []
             for policy, kind in ((native, "native KV"), (harsh, "INT4")):
-                show(f"KV probe: needle {number} of {len(trials)}, {kind}")
+                step += 1
+                show(
+                    f"KV probe: step {step} of {steps}, needle {number} of {len(trials)}, "
+                    f"{kind}{progress.left}"
+                )
                 engine.kv_policy = policy
                 is_found, logits_TV = _try(session, trial, next_ids)
                 found[policy.name].append(is_found)
                 logits.append(logits_TV)
+                progress.add(1)
             kl_nats += divergence_nats(*logits)
             kl_tokens += len(next_ids)
     finally:

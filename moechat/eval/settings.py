@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from moechat.errors import Usage
 from moechat.eval.needle import ANSWER_TOKENS, MIN_LENGTH_TOKENS
@@ -14,6 +14,7 @@ DEFAULT_LENGTHS = (700, 1400, 2700, 3400)
 RANGES = {
     "window": (16, 1 << 24),
     "windows": (1, 1_000_000),
+    "limit": (1, 1_000_000),
     "scored": (1, 1 << 20),
     "depths": (0, 999),
     "lengths": (MIN_LENGTH_TOKENS, 1 << 24),
@@ -21,6 +22,7 @@ RANGES = {
     "threads": (1, 256),
 }
 _MAX_NUMBERS = 64  # in a list
+_Item = TypeVar("_Item", int, float, str)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +39,12 @@ class NeedleSettings:
 
     @classmethod
     def from_texts(
-        cls, lengths: str | None, depths: str, filler: Path | None, seed: str
+        cls, lengths: str | None, depths: str, filler: Path | None, seed: str, least_depths: int = 0
     ) -> NeedleSettings:
         """From what stands on a command line. Raises Usage."""
         return cls(
             lengths=None if lengths is None else _numbers("lengths", lengths),
-            depths=number("depths", depths),
+            depths=number("depths", depths, least_depths),
             filler=filler,
             seed=number("seed", seed),
         )
@@ -117,8 +119,8 @@ class ScoringSettings:
 
 
 def names_in(text: str) -> tuple[str, ...]:
-    """Of a list with commas, each once."""
-    return tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    """Of --policies, a list with commas. Raises Usage for a name that stands there twice."""
+    return _different("policies", text, [name.strip() for name in text.split(",")])
 
 
 def budget_fractions(text: str) -> tuple[float, ...]:
@@ -131,23 +133,36 @@ def budget_fractions(text: str) -> tuple[float, ...]:
             value = 0.0
         if not 0 < value <= 1 or len(values) == _MAX_NUMBERS:
             raise Usage(
-                f"--budgets cannot be {text[:40]!a}", "it is a list of numbers above 0, up to 1"
+                f"--budgets cannot be {text[:40]!a}",
+                "it must be a list of numbers above 0, up to 1",
             )
         values.append(value)
-    return tuple(dict.fromkeys(values))
+    return _different("budgets", text, values)
 
 
-def number(option: str, text: str) -> int:
-    """A whole number within the option's range. Raises Usage."""
+def number(option: str, text: str, least: int = 0) -> int:
+    """A whole number within the option's range, and not below ``least``. Raises Usage."""
     low, high = RANGES[option]
+    low = max(low, least)
     digits = text.strip()
     if digits.isascii() and digits.isdecimal() and len(digits) <= 19 and low <= int(digits) <= high:
         return int(digits)
-    raise Usage(f"--{option} cannot be {text[:40]!a}", f"it is a whole number from {low} to {high}")
+    raise Usage(
+        f"--{option} cannot be {text[:40]!a}",
+        f"it must be a whole number from {low:,} to {high:,}",
+    )
 
 
 def _numbers(option: str, text: str) -> tuple[int, ...]:
     items: Sequence[str] = text.split(",")
     if len(items) > _MAX_NUMBERS:
         raise Usage(f"--{option} has too many numbers", f"{_MAX_NUMBERS} are enough")
-    return tuple(dict.fromkeys(number(option, item) for item in items))
+    return _different(option, text, [number(option, item) for item in items])
+
+
+def _different(option: str, text: str, items: Sequence[_Item]) -> tuple[_Item, ...]:
+    """Each once: what stands there twice was meant to be something else."""
+    for place, item in enumerate(items):
+        if item in items[:place]:
+            raise Usage(f"--{option} cannot be {text[:40]!a}", f"{str(item)[:40]!a} is there twice")
+    return tuple(items)

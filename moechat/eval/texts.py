@@ -25,6 +25,12 @@ class FileMissing(MoechatError):
     name, exit_code = "file-missing", 3
 
 
+class FileUnreadable(MoechatError):
+    """What was named is there, but no file, or not to be read."""
+
+    name, exit_code = "file-unreadable", 3
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """A file's content: a text, or conversations; the other one is empty."""
@@ -37,7 +43,8 @@ def read_source(path: Path) -> Source:
     """A text file, or chats in .json: a list of conversations, each a list of [user, reply].
 
     Either may be packed, with .xz behind the name; a user's message may be null. Raises
-    FileMissing, InvalidUtf8, and Usage for what is too long, empty, damaged or of another shape.
+    FileMissing, FileUnreadable, InvalidUtf8, and Usage for what is too long, empty, damaged or of
+    another shape.
     """
     content = _read(path)
     try:
@@ -108,7 +115,9 @@ def _read(path: Path) -> bytes:
         raise Usage(f"{_shown(path)} cannot be unpacked", str(error)) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         why = getattr(error, "strerror", None) or str(error)
-        raise FileMissing(f"{_shown(path)} cannot be read", why) from None
+        absent = isinstance(error, (FileNotFoundError, NotADirectoryError, ValueError))
+        kind = FileMissing if absent else FileUnreadable
+        raise kind(f"{_shown(path)} cannot be read", why) from None
     return bytes(content)
 
 
@@ -120,7 +129,7 @@ def _conversations(text: str, path: Path) -> tuple[Conversation, ...]:
         why = str(error) or "it is nested too deeply"
         raise Usage(f"{_shown(path)} cannot be used as chats", why) from None
     if not found:
-        raise Usage(f"{_shown(path)} holds no chats", "it is a list of lists of [user, reply]")
+        raise Usage(f"{_shown(path)} holds no chats", "chats are a list of lists of [user, reply]")
     return found
 
 

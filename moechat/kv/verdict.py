@@ -79,28 +79,45 @@ def fingerprint(files: str) -> str:
 def load_verdict(name: str) -> Verdict | None:
     """What was stored for a fingerprint; None when there is nothing, or it is damaged."""
     try:
-        with _path(name).open("rb") as file:
-            content = parse_json_object(file.read(_MOST_BYTES))
+        return _checked(_read(name))
     except (OSError, ValueError, Usage):
         return None
-    return _checked(content)
 
 
-def store_verdict(name: str, verdict: Verdict) -> bool:
-    """Keep it, whole or not at all; whether that could be done."""
-    temporary = ""
+def verdict_damage(name: str) -> str:
+    """Why what was stored for a fingerprint cannot be used; "" when it can, or nothing was."""
     try:
-        path = _path(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix="kv-probe-", dir=path.parent)
+        return "" if _checked(_read(name)) else f"{str(_path(name))!a} is damaged"
+    except ValueError:
+        return f"{str(_path(name))!a} is damaged"
+    except (FileNotFoundError, NotADirectoryError, Usage):  # Usage: no home
+        return ""
+    except OSError as error:
+        return f"{str(_path(name))!a}: {error.strerror or error}"
+
+
+def _read(name: str) -> dict[str, Any]:
+    with _path(name).open("rb") as file:
+        return parse_json_object(file.read(_MOST_BYTES))
+
+
+def store_verdict(name: str, verdict: Verdict) -> str:
+    """Keep it, whole or not at all; why that could not be done, or ""."""
+    temporary, folder = "", None
+    try:
+        folder = cache_folder()
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix="kv-probe-", dir=folder)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             json.dump(verdict.keys(), file)
-        os.replace(temporary, path)
-    except (OSError, Usage):  # a full disk, a folder of somebody else, no home
+        os.replace(temporary, _path(name))
+    except (OSError, Usage) as error:  # a full disk, a folder of somebody else, no home
         with contextlib.suppress(OSError):
             os.unlink(temporary)
-        return False
-    return True
+        if isinstance(error, Usage):
+            return f"{error.what}, {error.why}"
+        return f"{str(folder)!a}: {error.strerror or error}"
+    return ""
 
 
 def _path(name: str) -> Path:

@@ -30,7 +30,7 @@ def test_ppl_of_a_text_and_of_chats(run, text, tmp_path):
     report = json.loads(stdout)
     assert (code, stderr) == (0, "")
     assert (report["windows"], report["windows_of"], report["interrupted"]) == (3, 3, False)
-    assert 3 < report["perplexity"] < 300 and report["predicted_tokens"] == 3 * 99
+    assert 3 < report["perplexity"] < 300 and report["predicted_tokens"] == 3 * 100
     chats = tmp_path / "chats.json"
     chats.write_text(json.dumps(CHATS))
     code, stdout, stderr = run("eval", "ppl", "mini", chats)
@@ -78,7 +78,8 @@ def test_an_interruption_leaves_the_figures_so_far(start):
     shown = b""
     while b"needle 3 of 200" not in shown:
         shown += os.read(terminal, 1000)
-    process.send_signal(signal.SIGINT)
+    for _ in range(3):
+        process.send_signal(signal.SIGINT)
     stdout, _ = process.communicate(timeout=TIMEOUT_SECONDS)
     os.close(terminal)
     report = json.loads(stdout)
@@ -113,7 +114,11 @@ def test_ctrl_c_ends_the_probe_and_not_the_answer(start):
         (["ppl", "absent-model", __file__], 3, "absent-model"),
         (["ppl", "mini", __file__, "--window", "0"], 2, "--window"),
         (["needle", "mini", "--lengths", "5000"], 2, "4,096"),
-        (["needle", "mini", "--depths", "0"], 2, "--depths"),
+        (["needle", "mini", "--depths", "0"], 2, "from 1 to 999"),
+        (["ppl", "mini", __file__, "--limit", "0"], 2, "--limit"),
+        (["ppl", "mini", __file__, "--window", "4096"], 2, "4,096 tokens, 1 of them"),
+        (["ppl", "mini", "."], 3, "file-unreadable"),
+        ([], 2, "what to measure: there is no sub-command. `moechat eval ppl"),
         (["kv", "mini", "--policies", "int3"], 2, "int3"),
         (["kv", "mini", "--budgets", "2"], 2, "--budgets"),
         (["kv", "mini", "--depths", "0"], 2, "nothing to measure"),

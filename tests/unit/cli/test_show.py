@@ -130,7 +130,7 @@ def test_the_architecture_is_the_one_that_is_computed(moechat, tmp_path):
 
 
 def test_show_tells_what_the_probe_found(moechat):
-    from moechat.engine.kv_choice import model_fingerprint
+    from moechat.engine.kv_choice import verdict_key
     from moechat.engine.model_files import find_model_files
     from moechat.kv.verdict import Verdict, store_verdict
 
@@ -138,7 +138,7 @@ def test_show_tells_what_the_probe_found(moechat):
     assert "not probed: moechat eval probe mini\n" in moechat("show", "mini").stdout
     assert "kv_probe" not in json.loads(moechat("show", "deepseek-v3", "--json").stdout)
     verdict = Verdict(2, (True, False, True), (True,) * 3, 0.25, 1020, "2026-01-31")
-    store_verdict(model_fingerprint(find_model_files(MINI)), verdict)
+    store_verdict(verdict_key(find_model_files(MINI)), verdict)
     shown = json.loads(moechat("show", "mini", "--json").stdout)["kv_probe"]
     assert shown == json.loads(json.dumps(verdict.keys())) and shown["kl_nats"] == 0.25
     assert f"KV probe {verdict.text}" in " ".join(moechat("show", "mini").stdout.split())

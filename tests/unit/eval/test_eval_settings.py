@@ -10,6 +10,7 @@ from moechat.eval.settings import (
     NeedleSettings,
     ScoringSettings,
     budget_fractions,
+    names_in,
     number,
 )
 
@@ -25,7 +26,7 @@ def test_default_lengths_are_those_that_the_context_has_room_for():
 
 
 def test_lengths_that_were_asked_for_must_fit():
-    settings = NeedleSettings.from_texts("300, 200,300", "3", None, "5")
+    settings = NeedleSettings.from_texts("300, 200", "3", None, "5")
     assert settings.lengths_within(332) == (300, 200)
     with pytest.raises(Usage, match="context has 331"):
         settings.lengths_within(331)
@@ -47,7 +48,27 @@ def test_other_budgets_are_refused(text):
 
 
 def test_budgets():
-    assert budget_fractions("0.5, 1,0.3,0.5") == (0.5, 1.0, 0.3)
+    assert budget_fractions("0.5, 1,0.3") == (0.5, 1.0, 0.3)
+
+
+def test_what_stands_in_a_list_twice_is_refused():
+    for call, text in (
+        (budget_fractions, "0.5,1,0.50"),
+        (names_in, "int8,native, int8"),
+        (lambda text: NeedleSettings.from_texts(text, "3", None, "0"), "200, 200"),
+    ):
+        with pytest.raises(Usage, match="is there twice"):
+            call(text)
+    assert names_in("int8, native") == ("int8", "native")
+
+
+def test_the_range_is_told_as_people_write_it():
+    with pytest.raises(Usage, match=r"'60': it must be a whole number from 100 to 16,777,216\."):
+        number("lengths", "60")
+    with pytest.raises(Usage, match="from 1 to 999"):
+        NeedleSettings.from_texts(None, "0", None, "0", least_depths=1)
+    with pytest.raises(Usage, match="--limit cannot be '0'"):
+        number("limit", "0")
 
 
 def test_something_must_cross_before_what_is_scored():

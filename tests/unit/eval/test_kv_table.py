@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
 from fake_engine import FakeEngine
 
-from moechat.errors import Usage
+from moechat.errors import BadParameter, Usage
 from moechat.eval.kv import measure_policies
 from moechat.eval.needle import Trial
-from moechat.eval.picture import quality_over_bytes
+from moechat.eval.picture import quality_over_bytes, write_picture
 from moechat.eval.policies import NAMES, Policy, policies_of
 from moechat.eval.report import kv_rows, kv_text, label
+from moechat.models.spec import LatentAttention
 
 IDS = list(range(10, 31))  # a window of 20 and the token after it
 TRIAL = Trial(8, 50.0, "777", [0, 1, 40, 41], [42, 43, 2])
@@ -61,6 +63,24 @@ def test_only_what_crossed_is_counted(engine):
     assert all(window.tokens == 5 for row in rows for window in row.windows)
 
 
+def test_a_crossing_that_was_disturbed_spoils_no_time(engine):
+    rows = measure(engine)[0][:1]
+    rows[0].crossings[1] = replace(rows[0].crossings[1], encode_seconds=9.0, decode_seconds=9.0)
+    (row,) = kv_rows(rows)
+    assert row["encode_seconds_per_token"] == pytest.approx(1e-6)
+    assert row["decode_seconds_per_token"] == pytest.approx(2e-6)
+
+
+def test_the_progress_is_that_of_the_whole(engine):
+    shown = []
+    measure_policies(engine, POLICIES, [IDS], 5, [TRIAL] * 2, [], [], shown.append)
+    assert shown[:2] == [
+        "policy 1 of 3, native: window 1 of 1",
+        "policy 1 of 3, native: needle 1 of 2",
+    ]
+    assert shown[-1] == "policy 3 of 3, pdtrim 0.5: needle 2 of 2" and len(shown) == 9
+
+
 def test_rows_compare_quality_with_native(engine):
     rows = kv_rows(measure(engine)[0])
     native, int4, pdtrim = rows
@@ -83,6 +103,19 @@ def test_a_policy_that_cannot_code_the_model_is_left_out(engine, monkeypatch):
     rows, notes = measure(engine)
     assert [row.policy.name for row in rows] == ["native", "pdtrim"]
     assert notes == ["int4 is left out: no such tier here"]
+
+
+def test_why_it_is_left_out_is_told_once_and_names_the_attention(engine, monkeypatch):
+    def refuse(*_):
+        raise BadParameter("the KV policy does not suit the model", "k8v4 needs values")
+
+    latent = object.__new__(LatentAttention)
+    monkeypatch.setattr(engine, "spec", SimpleNamespace(attention=latent), raising=False)
+    monkeypatch.setitem(MADE, "pdtrim", SimpleNamespace(tiers=refuse))
+    notes = []
+    policies = [Policy("pdtrim", 0.5), Policy("pdtrim", 0.3)]
+    measure_policies(engine, policies, [], 5, [TRIAL], [], notes, lambda line: None)
+    assert notes == ["pdtrim is left out: k8v4 needs values, and latent attention has none"]
 
 
 def test_what_was_measured_before_an_interruption_stays(engine):
@@ -143,6 +176,10 @@ def report_of(engine, **more):
         "threads": 1,
         "machine": {"cpu": "a <cpu>"},
         "notes": [],
+        "interrupted": False,
+        "text": "/somewhere/a.txt",
+        "window_tokens": 20,
+        "scored_tokens": 5,
         "rows": kv_rows(measure(engine, **more)[0]),
     }
 
@@ -152,7 +189,7 @@ def test_the_picture_has_a_line_a_policy(engine):
     report["rows"].append(report["rows"][2] | {"budget": 0.3, "sent_of_fp16": 0.3})
     root = ElementTree.fromstring(quality_over_bytes(report).svg())
     texts = {element.text for element in root.iter() if element.text}
-    assert {"native", "int4", "pdtrim", "needles found, %, over bytes"} <= texts
+    assert {"native", "int4", "pdtrim", "needles found, %"} <= texts
     hints = [text for text in texts if " of FP16, " in text]
     assert {hint.split(":")[0] for hint in hints} == {label(row) for row in report["rows"]}
     lines = [e for e in root.iter() if e.tag.endswith("polyline") and "series" in e.get("class")]
@@ -162,6 +199,59 @@ def test_the_picture_has_a_line_a_policy(engine):
         if rectangle.get("x"):
             assert 0 <= float(rectangle.get("x")) < width
             assert 0 <= float(rectangle.get("y")) < height
+
+
+def rectangles(report):
+    """The points of a picture: hint and side."""
+    root = ElementTree.fromstring(quality_over_bytes(report).svg())
+    found = [r for r in root.iter("{http://www.w3.org/2000/svg}rect") if len(r)]
+    return [(r[0].text, float(r.get("width")), float(r.get("y"))) for r in found]
+
+
+def test_the_picture_tells_errors_sources_and_an_interruption(engine):
+    report = report_of(engine)
+    report["rows"][1] |= {"perplexity_change_percent": -3.0}
+    report["rows"][1] |= {"perplexity_change_standard_error_percent": 4.5}
+    svg = quality_over_bytes(report).svg()
+    source = "a.txt: 2 windows, 5 of 20 tokens predicted; 1 needle in texts of 8 tokens"
+    assert f">{source}<" in svg and ">bytes sent, scales included, over 2 bytes an element<" in svg
+    assert "int4: 0.250 of FP16, -3.00 % ± 4.50" in svg
+    root = ElementTree.fromstring(svg)
+    lines = [e for e in root.iter() if e.tag.endswith("polyline")]
+    grid = [
+        float(e.get("points").split()[0].split(",")[1]) for e in lines if "grid" in str(e.attrib)
+    ]
+    bars = [e.get("points") for e in lines if e.get("class") == "series1"]
+    ys = [float(point.split(",")[1]) for bar in bars for point in bar.split()]
+    assert len(bars) == 3 and max(ys) < max(grid)  # the bar and its two ends
+    report["interrupted"] = True
+    assert f">interrupted: the figures so far; {source}<" in quality_over_bytes(report).svg()
+
+
+def test_no_point_hides_another(engine):
+    report = report_of(engine, windows=())
+    report["rows"] = [row | {"sent_of_fp16": 1.0} for row in report["rows"]]
+    report["rows"][2]["needles"] = report["rows"][0]["needles"]
+    sides = [side for _, side, _ in rectangles(report)]
+    assert sides == sorted(sides, reverse=True) and len(set(sides)) == 3
+
+
+def test_a_picture_is_written_whole_or_not_at_all(engine, tmp_path, monkeypatch):
+    path = tmp_path / "kv.svg"
+    path.write_text("old")
+    drawing = quality_over_bytes(report_of(engine))
+
+    def fail(self, at):
+        at.write_text("half")
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(drawing), "write", fail)
+        with pytest.raises(OSError, match="disk full"):
+            write_picture(drawing, path)
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+    write_picture(drawing, path)
+    assert path.read_text() == drawing.svg() and list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("more", [{"trials": ()}, {"windows": ()}])

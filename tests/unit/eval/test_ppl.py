@@ -59,6 +59,19 @@ def test_chats_are_scored_whole_and_alone():
     assert [call for call in engine.sessions[0].calls if call[0] == "rewind"] == [("rewind", 0)] * 2
 
 
+@pytest.mark.parametrize("bos", [True, False])
+def test_a_window_counts_as_many_tokens_as_it_has_in_every_model(bos):
+    engine = FakeEngine(context_tokens=40)
+    engine.text.bos = bos
+    assert measure(engine, Source(text=words(60)), window=20, limit=2).total.tokens == 40
+    assert measure(engine, Source(text=words(60)), window=20).total.tokens == 59
+    room = 40 - bos
+    assert measure(engine, Source(text=words(60)), window=None, limit=1).window_tokens == room
+    assert measure(engine, Source(text=words(60)), window=room, limit=1).total.tokens == room
+    with pytest.raises(Usage, match=f"--window cannot be {room + 1}: the context has 40"):
+        measure(engine, Source(text=words(60)), window=room + 1)
+
+
 def test_a_limit_of_windows():
     assert measure(FakeEngine(), Source(text=words(60)), window=21, limit=2).num_windows == 2
 

@@ -15,7 +15,7 @@ from fake_engine import FakeEngine
 
 import moechat
 from moechat import Engine
-from moechat.engine.kv_choice import known_verdict, model_fingerprint, named_policy
+from moechat.engine.kv_choice import known_verdict, named_policy, verdict_key
 from moechat.errors import BadParameter, Usage
 from moechat.eval import command
 from moechat.eval import probe as probe_module
@@ -188,7 +188,7 @@ def test_the_verdict_decides_on_the_tiers_of_spectrum(monkeypatch, tmp_path, lay
         return named_policy("spectrum", 0.5, None, files).ladder.tiers
 
     assert named_policy("spectrum", 0.5, None).ladder.tiers == lowest() == (Tier.INT8, Tier.FP16)
-    store_verdict(model_fingerprint(files), Verdict(best, (True,), (True,), 0.0, 1, "2026-01-31"))
+    store_verdict(verdict_key(files), Verdict(best, (True,), (True,), 0.0, 1, "2026-01-31"))
     assert len(lowest()) == best and lowest()[0] == Tier.INT4
     (tmp_path / "config.json").write_text("{}")  # another model
     assert known_verdict(files) is None and lowest()[0] == Tier.INT8
@@ -224,6 +224,21 @@ def test_the_probe_runs_once(monkeypatch, tmp_path):
     lowest, ran, said = engine.settle(monkeypatch, PASSED)
     assert (lowest, ran) == (Tier.INT4, 1) and "Ctrl-C" in said and PASSED.text in said
     assert engine.settle(monkeypatch, PASSED) == (Tier.INT4, 0, "")
+
+
+def test_a_verdict_that_is_damaged_or_cannot_be_kept_is_told(monkeypatch, tmp_path):
+    engine = Opened(tmp_path)
+    engine.settle(monkeypatch, PASSED)
+    (path,) = (tmp_path / "home" / "cache").iterdir()
+    path.write_text("{")
+    lowest, ran, said = engine.settle(monkeypatch, PASSED)
+    assert (lowest, ran) == (Tier.INT4, 1) and f"'{path}' is damaged" in said
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("MOECHAT_HOME", str(tmp_path / "file"))
+    for _ in range(2):
+        lowest, ran, said = engine.settle(monkeypatch, PASSED)
+        assert (lowest, ran) == (Tier.INT4, 1)
+        assert said.count("every start probes again: ") == 1 and "Not a directory" in said
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from fake_engine import FakeText
 from moechat.errors import InvalidUtf8, Usage
 from moechat.eval.texts import (
     FileMissing,
+    FileUnreadable,
     encode_conversations,
     encode_stream,
     leading_ids,
@@ -84,8 +85,9 @@ def test_damaged_and_missing_files_are_errors(write, tmp_path, monkeypatch):
     packed.write_bytes(b"no xz at all")
     with pytest.raises(Usage, match="unpacked"):
         read_source(packed)
-    for path in (tmp_path / "absent", tmp_path, tmp_path / "a\0b"):
-        with pytest.raises(FileMissing) as caught:
+    kinds = {tmp_path / "absent": FileMissing, tmp_path / "a\0b": FileMissing}
+    for path, kind in (kinds | {tmp_path: FileUnreadable}).items():
+        with pytest.raises(kind) as caught:
             read_source(path)
         assert caught.value.exit_code == 3
     monkeypatch.setattr("moechat.eval.texts.LIMIT_BYTES", 100)

@@ -9,7 +9,13 @@ import pytest
 
 from moechat.folders import cache_folder
 from moechat.kv import verdict as verdict_module
-from moechat.kv.verdict import Verdict, fingerprint, load_verdict, store_verdict
+from moechat.kv.verdict import (
+    Verdict,
+    fingerprint,
+    load_verdict,
+    store_verdict,
+    verdict_damage,
+)
 
 PASSED = Verdict(3, (True,) * 3, (True,) * 3, 0.0023, 1020, "2026-01-31")
 
@@ -30,9 +36,9 @@ def files(tmp_path):
 def test_what_was_stored_is_loaded_and_nothing_else_is():
     assert load_verdict("one") is None
     other = replace(PASSED, num_tiers=2, trials=(True, False, True))
-    assert store_verdict("one", PASSED) and store_verdict("two", other)
+    assert not store_verdict("one", PASSED) and not store_verdict("two", other)
     assert (load_verdict("one"), load_verdict("two")) == (PASSED, other)
-    assert store_verdict("one", other) and load_verdict("one") == other
+    assert not store_verdict("one", other) and load_verdict("one") == other
     assert len(list(cache_folder().iterdir())) == 2, "a temporary file was left"
 
 
@@ -62,8 +68,10 @@ def test_what_was_stored_is_loaded_and_nothing_else_is():
 def test_a_damaged_verdict_is_none(damage):
     store_verdict("it", PASSED)
     (path,) = cache_folder().iterdir()
+    assert not verdict_damage("it") and not verdict_damage("other")
     path.write_text(json.dumps(PASSED.keys() | damage))
     assert load_verdict("it") is None
+    assert verdict_damage("it") == f"'{path}' is damaged"
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"\xff", b"[" * 5000, b" " * 20000])
@@ -71,14 +79,28 @@ def test_a_file_of_something_else_is_none(content):
     store_verdict("it", PASSED)
     (path,) = cache_folder().iterdir()
     path.write_bytes(content)
+    assert load_verdict("it") is None and "is damaged" in verdict_damage("it")
+
+
+def test_a_verdict_that_cannot_be_read_is_told():
+    store_verdict("it", PASSED)
+    (path,) = cache_folder().iterdir()
+    path.unlink()
+    path.mkdir()
     assert load_verdict("it") is None
+    assert verdict_damage("it") == f"'{path}': Is a directory"
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(monkeypatch, tmp_path):
     (tmp_path / "file").write_bytes(b"")
     monkeypatch.setenv("MOECHAT_HOME", str(tmp_path / "file"))
-    assert not store_verdict("it", PASSED)
-    assert load_verdict("it") is None
+    assert store_verdict("it", PASSED) == f"'{tmp_path / 'file' / 'cache'}': Not a directory"
+    assert load_verdict("it") is None and not verdict_damage("it")
+    monkeypatch.delenv("MOECHAT_HOME")
+    for variable, value in (("XDG_CACHE_HOME", ""), ("HOME", "nowhere")):
+        monkeypatch.setenv(variable, value)
+    assert store_verdict("it", PASSED) == "no home folder is known, HOME is not set"
+    assert not verdict_damage("it")
 
 
 def test_another_engine_or_model_has_another_fingerprint(monkeypatch):
