@@ -1,0 +1,1 @@
+"""Prefill on a GPU: weights are streamed through it layer by layer. Imports torch."""

@@ -1,0 +1,100 @@
+"""Stored bytes on a device become matrices: one decoder a format, in torch operations.
+
+A weight is float32(code) * float32(scale), the value that cpp/kernels/matmul/weight_at.h defines;
+for a BF16 result that product is rounded once more, to nearest even. Values that BF16 holds (BF16,
+MXFP4 within its range) are therefore exact in both modes.
+"""
+
+from __future__ import annotations
+
+import torch  # type: ignore[import-not-found, unused-ignore]
+
+from moechat.prefill.gpu.stored import Layout
+
+_PLAIN = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+_SCALES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+# e2m1: sign, two bits of exponent, one of mantissa (OCP microscaling formats 1.0, section 5.3.3)
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+def is_view(layout: Layout, dtype: torch.dtype) -> bool:
+    """Whether ``decode`` to dtype gives a view of the bytes, if all outputs are wanted."""
+    return _PLAIN.get(layout.format) == dtype
+
+
+def decode(
+    layout: Layout,
+    data: torch.Tensor,
+    scale: torch.Tensor | None,
+    dtype: torch.dtype,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """[E, outputs, inputs] in dtype (bfloat16 or float32) of uint8 ``data`` [E, bytes].
+
+    ``scale``: uint8 [E, bytes of the grid]. Bytes must be aligned to their elements. ``out``: flat
+    memory of dtype, with at least as many elements, for the result unless it is a view of ``data``.
+    Transposed matrices come with the strides of their storage.
+    """
+    experts, rows, cols = len(data), layout.rows, layout.cols
+    if is_view(layout, dtype):
+        stored = data.view(dtype).view(experts, rows, cols)
+    else:
+        if out is None:
+            out = torch.empty(experts * rows * cols, dtype=dtype, device=data.device)
+        stored = out[: experts * rows * cols].view(experts, rows, cols)
+        if layout.format in _PLAIN:
+            stored.copy_(data.view(_PLAIN[layout.format]).view(experts, rows, cols))
+        else:
+            _codes(layout.format, data.view(experts, rows, -1), stored)
+            assert scale is not None
+            _scale(layout, stored, _grid(layout, scale))
+    return stored.transpose(1, 2) if layout.transposed else stored
+
+
+def _codes(format_: str, data: torch.Tensor, out: torch.Tensor) -> None:
+    """Codes without their scale: exact in BF16. ``data`` uint8 [E, rows, bytes]."""
+    if format_ == "fp8":
+        out.copy_(data.view(torch.float8_e4m3fn))
+        return
+    low, high = data & 15, data >> 4
+    if format_ == "int4":
+        out[..., 0::2] = low.view(torch.int8) - 8
+        out[..., 1::2] = high.view(torch.int8) - 8
+        return
+    table = torch.tensor([*_E2M1, *(-v for v in _E2M1)], dtype=out.dtype, device=data.device)
+    out[..., 0::2] = table[low.int()]
+    out[..., 1::2] = table[high.int()]
+
+
+def _grid(layout: Layout, scale: torch.Tensor) -> torch.Tensor:
+    """Scales as float32 [E, grid rows, grid columns]."""
+    if layout.scale_dtype in _SCALES:
+        values = scale.view(_SCALES[layout.scale_dtype]).float()
+    else:
+        # E8M0: 2^(code - 127); 0 is float32's largest power of two below its normal ones.
+        code = scale.int()
+        bits = torch.where(code == 0, 0x00400000, code << 23)
+        values = torch.where(code == 255, 0x7FC00000, bits).int().view(torch.float32)
+    return values.view(len(scale), *layout.grid)
+
+
+def _scale(layout: Layout, stored: torch.Tensor, grid: torch.Tensor) -> None:
+    """Multiply ``stored`` [E, rows, cols] in place by the scale of each block, in float32."""
+    experts, rows, cols = stored.shape
+    block_rows, block_cols = min(layout.block[0], rows), min(layout.block[1], cols)
+    whole_rows = rows // block_rows * block_rows
+    if rows % block_rows:  # the last, ragged block of rows
+        rest = grid[:, -1:]
+        _scale_rows(stored[:, whole_rows:], rest, rows - whole_rows, block_cols)
+    _scale_rows(stored[:, :whole_rows], grid[:, : whole_rows // block_rows], block_rows, block_cols)
+
+
+def _scale_rows(stored: torch.Tensor, grid: torch.Tensor, block_rows: int, block_cols: int) -> None:
+    """The same where rows are whole blocks."""
+    blocks = stored.unflatten(1, (-1, block_rows))  # [E, grid rows, block rows, cols]
+    cols = stored.shape[2]
+    whole = cols // block_cols * block_cols
+    tiles = blocks[..., :whole].unflatten(3, (-1, block_cols))
+    torch.mul(tiles, grid[:, :, None, : whole // block_cols, None], out=tiles)
+    if whole < cols:
+        torch.mul(blocks[..., whole:], grid[:, :, None, -1:], out=blocks[..., whole:])
