@@ -80,7 +80,7 @@ def _grid(layout: Layout, scale: torch.Tensor) -> torch.Tensor:
 
 def _scale(layout: Layout, stored: torch.Tensor, grid: torch.Tensor) -> None:
     """Multiply ``stored`` [E, rows, cols] in place by the scale of each block, in float32."""
-    experts, rows, cols = stored.shape
+    _, rows, cols = stored.shape
     block_rows, block_cols = min(layout.block[0], rows), min(layout.block[1], cols)
     whole_rows = rows // block_rows * block_rows
     if rows % block_rows:  # the last, ragged block of rows
@@ -91,10 +91,11 @@ def _scale(layout: Layout, stored: torch.Tensor, grid: torch.Tensor) -> None:
 
 def _scale_rows(stored: torch.Tensor, grid: torch.Tensor, block_rows: int, block_cols: int) -> None:
     """The same where rows are whole blocks."""
-    blocks = stored.unflatten(1, (-1, block_rows))  # [E, grid rows, block rows, cols]
-    cols = stored.shape[2]
-    whole = cols // block_cols * block_cols
-    tiles = blocks[..., :whole].unflatten(3, (-1, block_cols))
-    torch.mul(tiles, grid[:, :, None, : whole // block_cols, None], out=tiles)
+    experts, rows, cols = stored.shape
+    grid_rows, grid_cols = rows // block_rows, cols // block_cols
+    blocks = stored.view(experts, grid_rows, block_rows, cols)
+    whole = grid_cols * block_cols
+    tiles = blocks[..., :whole].view(experts, grid_rows, block_rows, grid_cols, block_cols)
+    torch.mul(tiles, grid[:, :, None, :grid_cols, None], out=tiles)
     if whole < cols:
         torch.mul(blocks[..., whole:], grid[:, :, None, -1:], out=blocks[..., whole:])

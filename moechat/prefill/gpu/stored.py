@@ -85,8 +85,8 @@ class ExpertStack:
 class StoredWeights:
     """All tensors of a model by what becomes of them.
 
-    ``vectors``: float32 by role. ``matrices``: what is stored, by a key of its own; ``roles``: where
-    in them a role is. ``experts``: by layer.
+    ``vectors``: float32 by role. ``matrices``: what is stored, by a key of its own; ``roles``:
+    where in them a role is. ``experts``: by layer.
     """
 
     def __init__(self) -> None:

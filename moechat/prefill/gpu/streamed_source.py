@@ -1,0 +1,332 @@
+"""The weights of a model on a device, layer by layer, straight from the mapped files.
+
+Routed experts come in groups through a ring of slots. The other matrices of a layer stay on the
+device as they are stored, as far as ``resident_bytes`` go, and else come before the layer's
+experts. Both are decoded when they are asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch  # type: ignore[import-not-found, unused-ignore]
+from numpy.typing import NDArray
+
+from moechat.models.spec import BoundTensor, ModelSpec
+from moechat.prefill.gpu import register
+from moechat.prefill.gpu.decode import decode, is_view
+from moechat.prefill.gpu.parcel import Parcel, Slot
+from moechat.prefill.gpu.register import Registrar
+from moechat.prefill.gpu.ring import Feeder, Item, Ring
+from moechat.prefill.gpu.source import ExpertGroup
+from moechat.prefill.gpu.stored import ExpertStack, StoredMatrix, StoredWeights, total_bytes
+from moechat.prefill.gpu.transfer import CpuTransfer, CudaPageLock, CudaTransfer, Transfer
+
+_LINEARS = -1
+# The CPU computes these in float32 in both modes, too.
+_FLOAT32_ROLES = ("router", "shared_gate")
+_DTYPES = {"bf16": torch.bfloat16, "exact": torch.float32}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSettings:
+    """``group_bytes``: a slot of the ring; a group has as many experts as go in, one at least.
+
+    ``resident_bytes``: None for all matrices that are no routed experts. ``page_lock_bytes``: None
+    for what memory allows, 0 to copy by way of buffers; ``window_bytes`` are locked at once.
+    """
+
+    group_bytes: int = 1_500_000_000
+    num_slots: int = 3
+    resident_bytes: int | None = None
+    page_lock_bytes: int | None = None
+    window_bytes: int = register.WINDOW_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamStatistics:
+    """Since the source was made. ``stall_seconds``: computing waited for weights.
+
+    ``copy_seconds`` are of the copies alone, so that bytes by seconds is the stream's rate.
+    ``staged_bytes`` of ``copied_bytes`` went by way of buffers.
+    """
+
+    copied_bytes: int
+    copy_seconds: float
+    stall_seconds: float
+    staged_bytes: int
+    page_locked_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    first: int
+    item: Item
+
+
+class StreamedSource:
+    """A LayerSource on any torch device. One forward pass at a time, of one thread."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        tensors: Iterable[BoundTensor],
+        *,
+        device: torch.device | str,
+        compute: str = "bf16",
+        settings: StreamSettings | None = None,
+    ) -> None:
+        """BadParameter for formats that cannot be streamed yet."""
+        settings = settings or StreamSettings()
+        self.device, self.dtype = torch.device(device), _DTYPES[compute]
+        if self.device.type == "cuda" and self.device.index is None:
+            self.device = torch.device("cuda", torch.cuda.current_device())
+        self._stored = StoredWeights.of(tensors)
+        self._registrar: Registrar | None = None
+        self._transfer = self._make_transfer(settings)
+        self._groups: dict[int, list[_Group]] = {}
+        self._linears: dict[int, Item] = {}
+        self._plan_experts(spec, settings)
+        self._plan_linears(spec, settings)
+        groups = [group.item for layer in self._groups.values() for group in layer]
+        plan = sorted([*groups, *self._linears.values()], key=lambda item: item.key)
+        self._feeder = Feeder(self._transfer, plan)
+        self._vectors: dict[str, torch.Tensor] = {}
+        self._biases: dict[int, dict[str, torch.Tensor]] = {}
+        self._matrices: dict[int | None, dict[str, torch.Tensor]] = {}
+        self._layer_slots: dict[int, Slot] = {}
+        self._group_slot: tuple[Ring, Slot] | None = None
+        self._decoded: dict[str, torch.Tensor] = {}
+        self._stalls: list[tuple[object, object]] = []
+        self._stall_seconds = 0.0
+
+    def vector(self, role: str) -> torch.Tensor | None:
+        """As in LayerSource."""
+        if role not in self._stored.vectors:
+            return None
+        if role not in self._vectors:
+            self._vectors[role] = self._upload(self._stored.vectors[role])
+        return self._vectors[role]
+
+    def matrix(self, role: str) -> torch.Tensor | None:
+        """As in LayerSource; routers and the shared expert's gate are float32."""
+        half = self._stored.roles.get(role)
+        if half is None:
+            return None
+        layer = _layer_of(half.key)
+        known = self._matrices.setdefault(layer, {})
+        if role not in known:
+            dtype = torch.float32 if role.split(".")[-1] in _FLOAT32_ROLES else self.dtype
+            if layer is None:
+                parcel = Parcel({half.key: [self._stored.matrices[half.key]]})
+                slot = self._copied_now(parcel)
+            else:
+                parcel, slot = self._linears[layer].parcel, self._layer_slot(layer)
+            for key, layout, data, scale in parcel.parts(slot):
+                if key == half.key:
+                    whole = decode(layout, data, scale, dtype)[0]
+                    known[role] = whole if half.first is None else whole[half.first :: 2]
+        return known[role]
+
+    def rows(self, role: str, numbers: NDArray[np.int64]) -> torch.Tensor | None:
+        """Rows of a matrix, float32 [n, inputs], without the rest of it: of an embedding.
+
+        As stored, so that float32 is exact. IndexError for numbers that are no rows.
+        """
+        half = self._stored.roles.get(role)
+        if half is None:
+            return None
+        stored = self._stored.matrices[half.key]
+        if stored.scale is not None or stored.layout.transposed or half.first is not None:
+            matrix = self.matrix(role)
+            assert matrix is not None
+            return matrix[torch.from_numpy(numbers).to(self.device)].float()
+        chosen = stored.data.reshape(stored.layout.rows, -1)[numbers]
+        layout = dataclasses.replace(stored.layout, rows=len(numbers))
+        return decode(layout, self._upload(chosen.reshape(1, -1)), None, torch.float32)[0]
+
+    def expert_groups(self, layer: int) -> Iterator[ExpertGroup]:
+        """As in LayerSource."""
+        for group in self._groups[layer]:
+            self._end_group()
+            slot = self._take(group.item)
+            self._group_slot = (group.item.ring, slot)
+            yield self._expert_group(layer, group, slot)
+        self._end_group()
+
+    def begin(self, layer: int) -> None:
+        """As in LayerSource."""
+        self._release_others(layer)
+        self._feeder.prepare(layer)
+
+    def release(self, layer: int) -> None:
+        """As in LayerSource."""
+        self._end_group()
+        self._matrices.pop(layer, None)
+        if layer in self._layer_slots and not self._linears[layer].once:
+            self._feeder.give_back(self._linears[layer].ring, self._layer_slots.pop(layer))
+
+    def statistics(self) -> StreamStatistics:
+        """Waits for the copies and the computing under way."""
+        self._stall_seconds += sum(self._transfer.seconds(*stall) for stall in self._stalls)
+        self._stalls = []
+        return StreamStatistics(
+            copied_bytes=self._feeder.copied_bytes,
+            copy_seconds=self._feeder.copy_seconds(),
+            stall_seconds=self._stall_seconds,
+            staged_bytes=self._transfer.staged_bytes,
+            page_locked_bytes=self._registrar.registered_bytes if self._registrar else 0,
+        )
+
+    def close(self) -> None:
+        """Wait for copies and let go of the mappings and the device's memory. Idempotent."""
+        self._feeder.close()
+        self._transfer.close()
+        self._matrices, self._layer_slots, self._decoded = {}, {}, {}
+        self._vectors, self._biases, self._group_slot = {}, {}, None
+
+    def _make_transfer(self, settings: StreamSettings) -> Transfer:
+        if self.device.type != "cuda":
+            return CpuTransfer()
+        limit = settings.page_lock_bytes
+        self._registrar = Registrar(
+            CudaPageLock(self.device),
+            limit_bytes=register.default_limit_bytes() if limit is None else limit,
+            window_bytes=settings.window_bytes,
+        )
+        return CudaTransfer(self.device, self._registrar)
+
+    def _plan_experts(self, spec: ModelSpec, settings: StreamSettings) -> None:
+        parcels: dict[int, list[tuple[int, Parcel]]] = {}
+        for layer in range(spec.num_layers):
+            if layer in self._stored.experts:
+                parcels[layer] = _cut(self._stored.experts[layer], settings.group_bytes)
+        ring = self._ring(settings.num_slots, [p for layer in parcels.values() for _, p in layer])
+        for layer, cut in parcels.items():
+            self._groups[layer] = [
+                _Group(first, Item((layer, number), parcel, ring))
+                for number, (first, parcel) in enumerate(cut)
+            ]
+
+    def _plan_linears(self, spec: ModelSpec, settings: StreamSettings) -> None:
+        left = settings.resident_bytes
+        streamed: dict[int, Parcel] = {}
+        for layer in range(spec.num_layers):
+            matrices = {key: self._stored.matrices[key] for key in self._stored.layer_keys(layer)}
+            parcel = Parcel({key: [matrix] for key, matrix in matrices.items()})
+            size = total_bytes(matrices)
+            if left is None or size <= left:
+                left = None if left is None else left - size
+                ring = self._ring(1, [parcel])
+                self._linears[layer] = Item((layer, _LINEARS), parcel, ring, once=True)
+            else:
+                streamed[layer] = parcel
+        # Two: the next layer's come while one computes.
+        ring = self._ring(2, list(streamed.values()))
+        for layer, parcel in streamed.items():
+            self._linears[layer] = Item((layer, _LINEARS), parcel, ring)
+
+    def _ring(self, num_slots: int, parcels: list[Parcel]) -> Ring:
+        large = max((parcel.large_bytes for parcel in parcels), default=0)
+        small = max((parcel.small_bytes for parcel in parcels), default=0)
+        return Ring(self._transfer, self.device, num_slots, large, small)
+
+    def _layer_slot(self, layer: int) -> Slot:
+        if layer not in self._layer_slots:
+            self._release_others(layer)
+            self._layer_slots[layer] = self._take(self._linears[layer])
+        return self._layer_slots[layer]
+
+    def _release_others(self, layer: int) -> None:
+        """Layers that an abandoned pass left behind: their slots would be missing."""
+        for other in [held for held in self._layer_slots if held not in (layer - 1, layer)]:
+            self.release(other)
+
+    def _take(self, item: Item) -> Slot:
+        """A filled slot; what is computed from now on comes after its copies."""
+        before = self._transfer.compute_mark()
+        slot = self._feeder.take(item.key)
+        self._transfer.compute_waits(slot.ready)
+        self._stalls.append((before, self._transfer.compute_mark()))
+        if len(self._stalls) > 256:  # an old one is past
+            self._stall_seconds += self._transfer.seconds(*self._stalls.pop(0))
+        return slot
+
+    def _end_group(self) -> None:
+        if self._group_slot is not None:
+            self._feeder.give_back(*self._group_slot)
+            self._group_slot = None
+
+    def _expert_group(self, layer: int, group: _Group, slot: Slot) -> ExpertGroup:
+        found: dict[str, torch.Tensor] = {}
+        views, count = False, 0
+        for name, layout, data, scale in group.item.parcel.parts(slot):
+            count = len(data)
+            out = None
+            if is_view(layout, self.dtype):
+                views = True
+            else:
+                out = self._memory(name, count * layout.rows * layout.cols)
+            matrix = decode(layout, data, scale, self.dtype, out)
+            if name != "gate_up":
+                found[name] = matrix
+                continue
+            for first, half in enumerate(("gate", "up")):
+                rows = matrix[:, first::2]
+                if layout.transposed:  # neither rows nor columns are dense: products would copy
+                    rows = self._dense(half, rows)
+                found[half] = rows
+        if not views:  # decoded: the ring need not wait for the products
+            self._end_group()
+        biases = {
+            f"{name}_bias": values[group.first : group.first + count]
+            for name, values in self._layer_biases(layer).items()
+        }
+        return ExpertGroup(first=group.first, **found, **biases)
+
+    def _memory(self, name: str, num_elements: int) -> torch.Tensor:
+        """Memory for decoded experts, the same for every group: they come one after another."""
+        if name not in self._decoded or len(self._decoded[name]) < num_elements:
+            self._decoded.pop(name, None)
+            self._decoded[name] = torch.empty(num_elements, dtype=self.dtype, device=self.device)
+        return self._decoded[name]
+
+    def _dense(self, name: str, matrix: torch.Tensor) -> torch.Tensor:
+        out = self._memory(name, matrix.numel())[: matrix.numel()].view(matrix.shape)
+        return out.copy_(matrix)
+
+    def _layer_biases(self, layer: int) -> dict[str, torch.Tensor]:
+        if layer not in self._biases:
+            biases = self._stored.experts[layer].biases
+            self._biases[layer] = {name: self._upload(values) for name, values in biases.items()}
+        return self._biases[layer]
+
+    def _copied_now(self, parcel: Parcel) -> Slot:
+        """A parcel in memory of its own: the embedding, the head."""
+        slot = self._ring(1, [parcel]).get()
+        self._transfer.copies_wait(slot.free)
+        parcel.fill(slot, self._transfer)
+        self._transfer.compute_waits(self._transfer.copy_mark())
+        return slot
+
+    def _upload(self, array: NDArray[np.float32] | NDArray[np.uint8]) -> torch.Tensor:
+        return torch.from_numpy(np.array(array)).to(self.device)
+
+
+def _cut(stack: ExpertStack, group_bytes: int) -> list[tuple[int, Parcel]]:
+    """Groups of experts: the first one's number and what is copied."""
+    one: dict[str, StoredMatrix] = {name: part[0] for name, part in stack.parts.items()}
+    size = max(1, group_bytes // total_bytes(one))
+    return [
+        (first, Parcel({name: part[first : first + size] for name, part in stack.parts.items()}))
+        for first in range(0, stack.num_experts, size)
+    ]
+
+
+def _layer_of(key: str) -> int | None:
+    """Of a key "layers.3.q"; None for what belongs to no layer."""
+    words = key.split(".")
+    return int(words[1]) if words[0] == "layers" else None

@@ -1,0 +1,238 @@
+"""Copies from host memory to a device: on a stream of their own on CUDA, at once on the CPU device.
+
+Both have the same calls, so that everything above them is the same code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import torch  # type: ignore[import-not-found, unused-ignore]
+from numpy.typing import NDArray
+
+from moechat.prefill.gpu.register import Registrar
+
+Bytes = NDArray[np.uint8]
+_cuda: Any = torch.cuda  # parts of it have no types
+# Larger copies would keep the small ones of a decode on the same card waiting.
+PIECE_BYTES = 8 << 20
+STAGING_BUFFERS = 4
+
+
+class Transfer(Protocol):
+    """Marks are points in the order of a stream: torch.cuda.Event, or a time in seconds."""
+
+    staged_bytes: int
+
+    def host_buffer(self, size_bytes: int) -> torch.Tensor:
+        """uint8, page-locked where that helps ``copy_small``."""
+
+    def copy(self, target: torch.Tensor, source: Bytes) -> None:
+        """Bytes of a mapped file to uint8 memory of the device, in order of the calls."""
+
+    def copy_small(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """The same from a host buffer, which must stay as it is until the next mark."""
+
+    def copy_mark(self) -> Any:
+        """Reached when the copies so far are done."""
+
+    def compute_mark(self) -> Any:
+        """Reached when the work so far of the caller's stream is done."""
+
+    def copies_wait(self, mark: Any) -> None:
+        """Later copies start after it."""
+
+    def compute_waits(self, mark: Any) -> None:
+        """Later work of the caller's stream starts after it."""
+
+    def host_waits(self, mark: Any) -> None:
+        """Return when it is reached."""
+
+    def seconds(self, first: Any, last: Any) -> float:
+        """Between two marks; waits for the last."""
+
+    def enter_thread(self) -> None:
+        """Called first by a thread that copies."""
+
+    def close(self) -> None:
+        """Wait for all copies and let go of the host's memory."""
+
+
+class CpuTransfer:
+    """To torch's CPU device: a copy is done when the call returns."""
+
+    def __init__(self) -> None:
+        self.staged_bytes = 0
+
+    def host_buffer(self, size_bytes: int) -> torch.Tensor:
+        """As in Transfer."""
+        return torch.empty(size_bytes, dtype=torch.uint8)
+
+    def copy(self, target: torch.Tensor, source: Bytes) -> None:
+        """As in Transfer."""
+        np.copyto(target.numpy(), source)
+
+    def copy_small(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """As in Transfer."""
+        target.copy_(source)
+
+    def copy_mark(self) -> float:
+        """As in Transfer."""
+        return time.perf_counter()
+
+    compute_mark = copy_mark
+
+    def copies_wait(self, mark: float) -> None:
+        """It is past."""
+
+    compute_waits = host_waits = copies_wait
+
+    def seconds(self, first: float, last: float) -> float:
+        """As in Transfer."""
+        return last - first
+
+    def enter_thread(self) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+class CudaPageLock:
+    """cudaHostRegister with cudaHostRegisterReadOnly (CUDA runtime API, memory management)."""
+
+    _READ_ONLY = 8
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def lock(self, address: int, size_bytes: int) -> bool:
+        """As in PageLock."""
+        result = _cuda.cudart().cudaHostRegister(address, size_bytes, self._READ_ONLY)
+        if int(result) == 0:
+            return True
+        # The runtime hands a refusal to the thread's next kernel launch, too: let this one have it.
+        with contextlib.suppress(RuntimeError):
+            torch.zeros(1, device=self._device)
+        return False
+
+    def unlock(self, address: int) -> None:
+        """As in PageLock."""
+        _cuda.cudart().cudaHostUnregister(address)
+
+
+class CudaTransfer:
+    """Pieces on a copy stream; straight from page-locked windows, else by way of buffers."""
+
+    def __init__(
+        self, device: torch.device, registrar: Registrar, *, piece_bytes: int = PIECE_BYTES
+    ) -> None:
+        self.device = device
+        self.registrar = registrar
+        self.stream = _cuda.Stream(device)
+        self.staged_bytes = 0
+        self._piece_bytes = piece_bytes
+        self._staging: list[tuple[torch.Tensor, torch.cuda.Event]] = []
+        self._turn = 0
+        self._lock = threading.Lock()
+
+    def host_buffer(self, size_bytes: int) -> torch.Tensor:
+        """As in Transfer."""
+        return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def copy(self, target: torch.Tensor, source: Bytes) -> None:
+        """As in Transfer."""
+        host = _tensor_on(source)
+        with self._lock, torch.cuda.stream(self.stream):
+            for begin, end, locked in self.registrar.spans(source):
+                for first, last in self._pieces(begin, end):
+                    if locked:
+                        target[first:last].copy_(host[first:last], non_blocking=True)
+                    else:
+                        self._copy_staged(target[first:last], host[first:last])
+
+    def _copy_staged(self, target: torch.Tensor, host: torch.Tensor) -> None:
+        if not self._staging:
+            self._staging = [
+                (self.host_buffer(self._piece_bytes), _cuda.Event()) for _ in range(STAGING_BUFFERS)
+            ]
+        buffer, left = self._staging[self._turn]
+        self._turn = (self._turn + 1) % STAGING_BUFFERS
+        left.synchronize()
+        piece = buffer[: len(host)]
+        piece.copy_(host)
+        target.copy_(piece, non_blocking=True)
+        left.record(self.stream)
+        self.staged_bytes += len(host)
+
+    def _pieces(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
+        for first in range(begin, end, self._piece_bytes):
+            yield first, min(end, first + self._piece_bytes)
+
+    def copy_small(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """As in Transfer."""
+        with torch.cuda.stream(self.stream):
+            target.copy_(source, non_blocking=True)
+
+    def copy_mark(self) -> torch.cuda.Event:
+        """As in Transfer."""
+        return self._mark(self.stream)
+
+    def compute_mark(self) -> torch.cuda.Event:
+        """As in Transfer."""
+        return self._mark(torch.cuda.current_stream(self.device))
+
+    def _mark(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
+        mark: torch.cuda.Event = _cuda.Event(enable_timing=True)
+        mark.record(stream)
+        return mark
+
+    def copies_wait(self, mark: torch.cuda.Event) -> None:
+        """As in Transfer."""
+        self.stream.wait_event(mark)
+
+    def compute_waits(self, mark: torch.cuda.Event) -> None:
+        """As in Transfer."""
+        torch.cuda.current_stream(self.device).wait_event(mark)
+
+    def host_waits(self, mark: torch.cuda.Event) -> None:
+        """As in Transfer."""
+        mark.synchronize()
+
+    def seconds(self, first: torch.cuda.Event, last: torch.cuda.Event) -> float:
+        """As in Transfer."""
+        last.synchronize()
+        return float(first.elapsed_time(last)) / 1000
+
+    def enter_thread(self) -> None:
+        """The driver's calls of this thread are for this device."""
+        torch.cuda.set_device(self.device)
+
+    def close(self) -> None:
+        """As in Transfer."""
+        self.stream.synchronize()
+        self._staging = []
+        self.registrar.close()
+
+
+class _Memory:
+    """Memory as numpy's array interface describes it. Never written: torch only has no other."""
+
+    def __init__(self, array: Bytes) -> None:
+        self._array = array
+        self.__array_interface__ = {
+            "data": (array.ctypes.data, False),
+            "shape": array.shape,
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+
+def _tensor_on(array: Bytes) -> torch.Tensor:
+    """A tensor on the bytes of a contiguous, perhaps read-only array, which it keeps alive."""
+    return torch.from_numpy(np.asarray(_Memory(array)))

@@ -1,0 +1,236 @@
+"""Streamed weights on torch's CPU device: the same numbers whatever the ring, in any order."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from oracle_formats import to_bf16
+from oracles import SMALL_ORACLE, oracle_folder
+from stored_models import FOLDERS, bind, native_weights
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'moechat[gpu]'")
+from moechat.errors import BadParameter  # noqa: E402
+from moechat.models.spec import BoundTensor, ModelSpec  # noqa: E402
+from moechat.prefill.gpu import parcel as parcel_module  # noqa: E402
+from moechat.prefill.gpu.streamed_source import StreamedSource, StreamSettings  # noqa: E402
+
+# One expert a slot of one; a ragged last group; all in one, and nothing stays.
+SETTINGS = (
+    StreamSettings(group_bytes=1, num_slots=1),
+    StreamSettings(group_bytes=1, num_slots=3, resident_bytes=0),
+    StreamSettings(group_bytes=100_000, num_slots=2, resident_bytes=60_000),
+    StreamSettings(),
+)
+Values = dict[str, np.ndarray]
+
+
+def collected(source: StreamedSource, layer: int, roles: list[str]) -> Values:
+    """All matrices and experts of a layer, as one pass sees them: float32."""
+    found = {}
+    source.begin(layer)
+    for role in roles:
+        matrix = source.matrix(role)
+        assert matrix is not None
+        found[role] = matrix.float().numpy().copy()
+    if layer in source._groups:
+        for group in source.expert_groups(layer):
+            for name in ("gate", "up", "down", "gate_bias", "up_bias", "down_bias"):
+                tensor = getattr(group, name)
+                for number in range(len(group.gate)):
+                    if tensor is not None:
+                        role = f"layers.{layer}.experts.{group.first + number}.{name}"
+                        found[role] = tensor[number].float().numpy().copy()
+    source.release(layer)
+    return found
+
+
+def rounded(role: str, values: np.ndarray, compute: str) -> np.ndarray:
+    exact = compute == "exact" or values.ndim == 1
+    if exact or role.endswith(("router", "shared_gate")):
+        return values
+    return (to_bf16(values).astype(np.uint32) << 16).view(np.float32)
+
+
+def expected_layers(
+    spec: ModelSpec, tensors: list[BoundTensor], compute: str
+) -> list[dict[str, np.ndarray]]:
+    layers: list[dict[str, np.ndarray]] = [{} for _ in spec.layers]
+    for role, values in native_weights(tensors).items():
+        words = role.split(".")
+        if words[0] == "layers" and (values.ndim == 2 or "experts" in words):
+            layers[int(words[1])][role] = rounded(role, values, compute)
+    return layers
+
+
+def check(found: Values, expected: Values) -> None:
+    assert found.keys() == expected.keys()
+    for role, values in expected.items():
+        assert (found[role] == values).all(), role
+
+
+def roles_of(expected: Values) -> list[str]:
+    return [role for role in expected if ".experts." not in role]
+
+
+@pytest.mark.parametrize("compute", ["bf16", "exact"])
+@pytest.mark.parametrize("settings", SETTINGS, ids=("ones", "nothing stays", "some stay", "all"))
+@pytest.mark.parametrize("name", FOLDERS)
+def test_two_passes_give_the_native_weights(
+    name: str, settings: StreamSettings, compute: str
+) -> None:
+    spec, tensors = bind(oracle_folder(name))
+    expected = expected_layers(spec, tensors, compute)
+    source = StreamedSource(spec, tensors, device="cpu", compute=compute, settings=settings)
+    for _ in range(2):
+        for layer in range(spec.num_layers):
+            check(collected(source, layer, roles_of(expected[layer])), expected[layer])
+    source.close()
+
+
+def test_vectors_head_and_embedding() -> None:
+    spec, tensors = bind(oracle_folder(SMALL_ORACLE))
+    native = native_weights(tensors)
+    source = StreamedSource(spec, tensors, device="cpu")
+    vectors = [role for role, values in native.items() if values.ndim == 1]
+    assert vectors
+    for role in vectors:
+        vector = source.vector(role)
+        assert vector is not None and vector.dtype == torch.float32
+        assert (vector.numpy() == native[role]).all()
+    assert source.vector("layers.0.sinks") is None and source.matrix("layers.0.sinks") is None
+    for role in ("embedding", "head"):
+        matrix = source.matrix(role)
+        assert matrix is not None
+        assert (matrix.float().numpy() == rounded(role, native[role], "bf16")).all()
+    numbers = np.array([5, 0, 5, spec.vocab_size - 1])
+    rows = source.rows("embedding", numbers)
+    assert rows is not None and (rows.numpy() == native["embedding"][numbers]).all()
+    with pytest.raises(IndexError):
+        source.rows("embedding", np.array([spec.vocab_size]))
+    assert source.rows("nothing", numbers) is None
+    source.close()
+
+
+def test_a_router_stays_float32() -> None:
+    spec, tensors = bind(oracle_folder(SMALL_ORACLE))
+    source = StreamedSource(spec, tensors, device="cpu")
+    layer = next(i for i, each in enumerate(spec.layers) if each.moe)
+    router, query = source.matrix(f"layers.{layer}.router"), source.matrix(f"layers.{layer}.o")
+    assert router is not None and router.dtype == torch.float32
+    assert query is not None and query.dtype == torch.bfloat16
+    source.close()
+
+
+@pytest.mark.parametrize("settings", SETTINGS[:3], ids=("ones", "nothing stays", "some stay"))
+def test_passes_that_are_given_up_and_layers_in_any_order(settings: StreamSettings) -> None:
+    spec, tensors = bind(oracle_folder("deepseek_v3_fp8_256"))
+    expected = expected_layers(spec, tensors, "bf16")
+    source = StreamedSource(spec, tensors, device="cpu", settings=settings)
+    moe = [i for i, each in enumerate(spec.layers) if each.moe]
+    kept = []
+    for given_up in [*range(spec.num_layers), *moe, moe[-1]]:
+        for layer in range(given_up):
+            check(collected(source, layer, roles_of(expected[layer])), expected[layer])
+        source.begin(given_up)
+        source.matrix(roles_of(expected[given_up])[0])  # held, and never released
+        if given_up in moe:
+            groups = source.expert_groups(given_up)
+            next(groups)
+            kept.append(groups)  # as a traceback would keep it
+    for layer in (spec.num_layers - 1, 0, moe[0], moe[-1], moe[0]):
+        check(collected(source, layer, roles_of(expected[layer])), expected[layer])
+    source.close()
+
+
+def test_it_runs_ahead_as_far_as_slots_go() -> None:
+    spec, tensors = bind(oracle_folder("olmoe"))
+    source = StreamedSource(
+        spec, tensors, device="cpu", settings=StreamSettings(group_bytes=1, num_slots=3)
+    )
+    linears = [source._linears[i].parcel.stored_bytes for i in range(spec.num_layers)]
+    experts = [g.item.parcel.stored_bytes for g in source._groups[0]]
+    assert len(experts) > 6
+
+    def settles_at(expected_bytes: int) -> None:
+        until = time.monotonic() + 5
+        while source.statistics().copied_bytes < expected_bytes and time.monotonic() < until:
+            time.sleep(0.001)
+        time.sleep(0.02)
+        assert source.statistics().copied_bytes == expected_bytes
+
+    source.begin(0)
+    settles_at(linears[0] + sum(experts[:3]))
+    source.matrix("layers.0.q")
+    groups = source.expert_groups(0)
+    next(groups)  # views of its slot: nothing is free before the next one is asked for
+    settles_at(linears[0] + sum(experts[:3]))
+    next(groups)
+    settles_at(linears[0] + sum(experts[:4]))
+    for _ in groups:
+        pass
+    # Into the next layer: its linears stay on the device, its first experts fill the ring.
+    following = [g.item.parcel.stored_bytes for g in source._groups[1]]
+    settles_at(linears[0] + sum(experts) + linears[1] + sum(following[:3]))
+    source.close()
+
+
+def test_statistics_count_every_byte_once_a_pass() -> None:
+    spec, tensors = bind(oracle_folder(SMALL_ORACLE))
+    stored = sum(
+        part.array.nbytes
+        for tensor in tensors
+        for part in (tensor.data, tensor.scale)
+        if part is not None and len(tensor.spec.shape) > 1 and tensor.spec.role.startswith("layers")
+    )
+    source = StreamedSource(
+        spec, tensors, device="cpu", settings=StreamSettings(group_bytes=1, resident_bytes=0)
+    )
+    expected = expected_layers(spec, tensors, "bf16")
+    for layer in range(spec.num_layers):
+        collected(source, layer, roles_of(expected[layer]))
+    statistics = source.statistics()
+    assert statistics.copied_bytes == stored
+    assert statistics.copy_seconds > 0 and statistics.stall_seconds > 0
+    assert statistics.staged_bytes == statistics.page_locked_bytes == 0
+    source.close()
+
+
+def test_a_copy_that_fails_is_the_askers_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, tensors = bind(oracle_folder(SMALL_ORACLE))
+    source = StreamedSource(spec, tensors, device="cpu")
+    fill = parcel_module.Parcel.fill
+
+    def fail(*arguments: object) -> None:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(parcel_module.Parcel, "fill", fail)
+    source.begin(0)
+    for _ in range(2):
+        with pytest.raises(OSError, match="the disk is gone"):
+            source.matrix("layers.0.o")
+    monkeypatch.setattr(parcel_module.Parcel, "fill", fill)
+    source.begin(1)  # another place in the plan: a new start
+    assert source.matrix("layers.1.o") is not None
+    source.close()
+
+
+def test_close_ends_the_thread_while_slots_are_full_and_twice() -> None:
+    spec, tensors = bind(oracle_folder(SMALL_ORACLE))
+    source = StreamedSource(
+        spec, tensors, device="cpu", settings=StreamSettings(group_bytes=1, num_slots=1)
+    )
+    source.begin(0)
+    source.close()
+    assert not source._feeder._thread.is_alive()
+    source.close()
+
+
+@pytest.mark.parametrize("format_", ["awq", "gptq", "q4_k"])
+def test_other_formats_are_refused_with_a_name(format_: str) -> None:
+    spec, tensors = bind(oracle_folder(SMALL_ORACLE))
+    other = next(t for t in tensors if t.spec.role == "layers.0.o")
+    changed = BoundTensor(spec=other.spec, format=format_, data=other.data)
+    with pytest.raises(BadParameter, match=r"layers\.0\.o cannot be streamed"):
+        StreamedSource(spec, [changed], device="cpu")
