@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -28,10 +29,11 @@ def bind(folder: Path) -> tuple[ModelSpec, list[BoundTensor]]:
     return files.spec, files.bind()
 
 
-def native_weights(tensors: list[BoundTensor]) -> dict[str, np.ndarray]:
+@functools.cache
+def native_weights(folder: Path) -> dict[str, np.ndarray]:
     """Every role as the CPU's kernels see it: float32 [outputs, inputs], or [n]."""
     found = {}
-    for tensor in tensors:
+    for tensor in bind(folder)[1]:
         for role, weight in _weights(tensor):
             if isinstance(weight, _native.MatrixView):
                 rows = [_native.decode_row(weight, row) for row in range(weight.rows)]

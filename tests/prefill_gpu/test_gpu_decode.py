@@ -37,8 +37,8 @@ def expected_bits(values: np.ndarray, dtype: torch.dtype) -> np.ndarray:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", FOLDERS)
 def test_every_matrix_of_a_folder_is_the_native_one(name: str, dtype: torch.dtype) -> None:
-    _, tensors = bind(oracle_folder(name))
-    weights, native = StoredWeights.of(tensors), native_weights(tensors)
+    folder = oracle_folder(name)
+    weights, native = StoredWeights.of(bind(folder)[1]), native_weights(folder)
     for role, half in weights.roles.items():
         stored = weights.matrices[half.key]
         data = on_device(stored.data)
