@@ -148,7 +148,7 @@ class CudaTransfer:
     def copy(self, target: torch.Tensor, source: Bytes) -> None:
         """As in Transfer."""
         host = _tensor_on(source)
-        with self._lock, torch.cuda.stream(self.stream):
+        with self._lock, _cuda.stream(self.stream):
             for begin, end, locked in self.registrar.spans(source):
                 for first, last in self._pieces(begin, end):
                     if locked:
@@ -176,7 +176,7 @@ class CudaTransfer:
 
     def copy_small(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """As in Transfer."""
-        with torch.cuda.stream(self.stream):
+        with _cuda.stream(self.stream):
             target.copy_(source, non_blocking=True)
 
     def copy_mark(self) -> torch.cuda.Event:
@@ -185,7 +185,7 @@ class CudaTransfer:
 
     def compute_mark(self) -> torch.cuda.Event:
         """As in Transfer."""
-        return self._mark(torch.cuda.current_stream(self.device))
+        return self._mark(_cuda.current_stream(self.device))
 
     def _mark(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
         mark: torch.cuda.Event = _cuda.Event(enable_timing=True)
@@ -198,7 +198,7 @@ class CudaTransfer:
 
     def compute_waits(self, mark: torch.cuda.Event) -> None:
         """As in Transfer."""
-        torch.cuda.current_stream(self.device).wait_event(mark)
+        _cuda.current_stream(self.device).wait_event(mark)
 
     def host_waits(self, mark: torch.cuda.Event) -> None:
         """As in Transfer."""
@@ -211,7 +211,7 @@ class CudaTransfer:
 
     def enter_thread(self) -> None:
         """The driver's calls of this thread are for this device."""
-        torch.cuda.set_device(self.device)
+        _cuda.set_device(self.device)
 
     def close(self) -> None:
         """As in Transfer."""

@@ -1,0 +1,157 @@
+"""Windows that are page-locked, and the CUDA copies with a driver that only keeps a record."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moechat.weights.mapped import map_files
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'moechat[gpu]'")
+from moechat.prefill.gpu import transfer as transfer_module  # noqa: E402
+from moechat.prefill.gpu.register import Registrar  # noqa: E402
+from moechat.prefill.gpu.transfer import CudaPageLock, CudaTransfer  # noqa: E402
+
+PAGE = mmap.PAGESIZE
+WINDOW = 4 * PAGE
+SIZE = 2 * WINDOW + PAGE + 100
+
+
+class Record:
+    """A driver that grants all windows but some."""
+
+    def __init__(self, refused: tuple[int, ...] = ()) -> None:
+        self.locked: dict[int, int] = {}
+        self.calls = 0
+        self.refused = refused
+
+    def lock(self, address: int, size_bytes: int) -> bool:
+        self.calls += 1
+        assert address % PAGE == 0 and size_bytes % PAGE == 0
+        if self.calls - 1 in self.refused:
+            return False
+        self.locked[address] = size_bytes
+        return True
+
+    def unlock(self, address: int) -> None:
+        del self.locked[address]
+
+
+@pytest.fixture
+def content(tmp_path: Path) -> np.ndarray:
+    file = tmp_path / "weights"
+    file.write_bytes(np.random.default_rng(1).bytes(SIZE))
+    return next(iter(map_files([file])))[1]
+
+
+def test_windows_are_locked_at_first_use_and_kept(content: np.ndarray) -> None:
+    record = Record()
+    registrar = Registrar(record, limit_bytes=1 << 40, window_bytes=WINDOW)
+    view = content[10 : WINDOW - 3].reshape(-1, 1).view(np.int8).view(np.uint8).reshape(-1)
+    assert list(registrar.spans(view)) == [(0, len(view), True)]
+    base = content.ctypes.data
+    assert record.locked == {base: WINDOW} and registrar.registered_bytes == WINDOW
+    whole = list(registrar.spans(content[WINDOW - 5 :]))
+    assert whole == [(0, 5, True), (5, 5 + WINDOW, True), (5 + WINDOW, SIZE - WINDOW + 5, True)]
+    # The last window ends with the mapping's last page.
+    assert record.locked == {base: WINDOW, base + WINDOW: WINDOW, base + 2 * WINDOW: 2 * PAGE}
+    list(registrar.spans(content))
+    assert record.calls == 3
+    registrar.close()
+    assert record.locked == {} and registrar.registered_bytes == 0
+
+
+def test_what_is_refused_or_beyond_the_limit_is_not_asked_for_again(content: np.ndarray) -> None:
+    record = Record(refused=(0,))
+    registrar = Registrar(record, limit_bytes=WINDOW + PAGE, window_bytes=WINDOW)
+    for _ in range(2):
+        locked = [locked for _, _, locked in registrar.spans(content)]
+        assert locked == [False, True, False]
+    assert record.calls == 2 and registrar.registered_bytes == WINDOW
+    registrar.close()
+    assert record.locked == {}
+
+
+def test_memory_that_is_no_mapping_is_not_locked() -> None:
+    record = Record()
+    registrar = Registrar(record, limit_bytes=1 << 40, window_bytes=WINDOW)
+    assert list(registrar.spans(np.zeros(3 * WINDOW, np.uint8))) == [(0, 3 * WINDOW, False)]
+    assert record.calls == 0
+
+
+def test_a_mapping_stays_while_it_is_locked(content: np.ndarray) -> None:
+    registrar = Registrar(Record(), limit_bytes=1 << 40, window_bytes=WINDOW)
+    list(registrar.spans(content[:1]))
+    assert any(kept is content for kept in registrar._windows.values())
+
+
+class _Point:
+    """A stream and an event at once: everything is over at once."""
+
+    def __init__(self, *arguments: object, **settings: object) -> None:
+        pass
+
+    def synchronize(self) -> None: ...
+    def record(self, stream: object) -> None: ...
+    def wait_event(self, event: object) -> None: ...
+    def elapsed_time(self, other: object) -> float:
+        return 250.0
+
+
+class _Cuda:
+    """As much of torch.cuda as the copies use, and a runtime that refuses."""
+
+    Stream = Event = _Point
+    result = 0
+
+    @staticmethod
+    @contextmanager
+    def stream(stream: object) -> Iterator[None]:
+        yield
+
+    @classmethod
+    def cudart(cls) -> type[_Cuda]:
+        return cls
+
+    @classmethod
+    def cudaHostRegister(cls, address: int, size_bytes: int, flags: int) -> int:
+        assert flags == 8
+        return cls.result
+
+
+@pytest.fixture
+def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> type[_Cuda]:
+    monkeypatch.setattr(transfer_module, "_cuda", _Cuda)
+    monkeypatch.setattr(
+        CudaTransfer, "host_buffer", lambda self, size: torch.empty(size, dtype=torch.uint8)
+    )
+    return _Cuda
+
+
+@pytest.mark.parametrize("refused,staged", [((), 0), ((1,), WINDOW), ((0, 1, 2), SIZE - 7)])
+def test_bytes_arrive_straight_or_by_way_of_buffers(
+    content: np.ndarray, fake_cuda: type[_Cuda], refused: tuple[int, ...], staged: int
+) -> None:
+    registrar = Registrar(Record(refused), limit_bytes=1 << 40, window_bytes=WINDOW)
+    copies = CudaTransfer(torch.device("cpu"), registrar, piece_bytes=1000)
+    target = torch.zeros(SIZE - 7, dtype=torch.uint8)
+    copies.copy(target, content[7:])
+    assert (target.numpy() == content[7:]).all()
+    assert copies.staged_bytes == staged
+    assert copies.seconds(copies.copy_mark(), copies.copy_mark()) == 0.25
+    copies.close()
+    assert registrar.registered_bytes == 0
+
+
+@pytest.mark.parametrize("result", [0, 712])
+def test_what_the_runtime_says_of_a_window(fake_cuda: type[_Cuda], result: int) -> None:
+    fake_cuda.result = result
+    try:
+        assert CudaPageLock(torch.device("cpu")).lock(0, PAGE) == (result == 0)
+    finally:
+        fake_cuda.result = 0
