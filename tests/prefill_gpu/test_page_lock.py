@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -87,7 +88,36 @@ def test_memory_that_is_no_mapping_is_not_locked() -> None:
 def test_a_mapping_stays_while_it_is_locked(content: np.ndarray) -> None:
     registrar = Registrar(Record(), limit_bytes=1 << 40, window_bytes=WINDOW)
     list(registrar.spans(content[:1]))
-    assert any(kept is content for kept in registrar._windows.values())
+    assert [window.content is content for window in registrar._windows.values()] == [True]
+
+
+def test_windows_are_locked_ahead_of_their_use(content: np.ndarray) -> None:
+    record, entered = Record(), []
+    registrar = Registrar(record, limit_bytes=1 << 40, window_bytes=WINDOW)
+    for _ in range(2):  # once
+        registrar.lock_ahead([content[:1], content[-1:]], lambda: entered.append(1))
+    assert registrar._ahead is not None
+    registrar._ahead.join()
+    assert entered == [1] and len(record.locked) == 2
+    assert list(registrar.spans(content[:5])) == [(0, 5, True)] and record.calls == 2
+    registrar.close()
+    assert record.locked == {}
+
+
+def test_a_window_that_is_being_locked_is_waited_for(content: np.ndarray) -> None:
+    class Slow(Record):
+        def lock(self, address: int, size_bytes: int) -> bool:
+            started.set()
+            assert goes_on.wait(10)
+            return super().lock(address, size_bytes)
+
+    started, goes_on = threading.Event(), threading.Event()
+    registrar = Registrar(Slow(), limit_bytes=1 << 40, window_bytes=WINDOW)
+    registrar.lock_ahead([content[:1]], lambda: None)
+    assert started.wait(10)
+    threading.Timer(0.05, goes_on.set).start()
+    assert list(registrar.spans(content[:1])) == [(0, 1, True)]
+    registrar.close()
 
 
 class _Point:

@@ -89,6 +89,11 @@ class Parcel:
         """What is copied, alignment not counted."""
         return sum(len(a) for area in (self._large, self._small) for _, a in area.copies)
 
+    @property
+    def sources(self) -> list[Bytes]:
+        """What is copied straight from the files."""
+        return [array for _, array in self._large.copies]
+
     def fill(self, slot: Slot, transfer: Transfer) -> None:
         """Start the copies into a slot whose earlier ones are done, as far as the host wrote."""
         for begin, array in self._small.copies:

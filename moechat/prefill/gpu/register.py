@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 import numpy as np
@@ -37,6 +37,16 @@ def default_limit_bytes() -> int:
     return max(0, (free_memory_bytes() or 0) - RESERVE_BYTES)
 
 
+class _Window:
+    """A window whose turn it is or was: ``done`` is set when ``locked`` is known."""
+
+    def __init__(self, content: NDArray[np.uint8], size_bytes: int) -> None:
+        self.content = content  # keeps its mapping from being closed
+        self.size_bytes = size_bytes
+        self.locked = False
+        self.done = threading.Event()
+
+
 class Registrar:
     """Windows of mapped files that are page-locked, each at its first use. Any thread."""
 
@@ -49,8 +59,9 @@ class Registrar:
         self._limit_bytes = limit_bytes
         self._window_bytes = window_bytes
         self._lock = threading.Lock()
-        # By address. The content keeps its mapping from being closed while it is locked.
-        self._windows: dict[int, NDArray[np.uint8] | None] = {}
+        self._windows: dict[int, _Window] = {}  # by address
+        self._closed = False
+        self._ahead: threading.Thread | None = None
         self.registered_bytes = 0
 
     def spans(self, source: NDArray[np.uint8]) -> Iterator[tuple[int, int, bool]]:
@@ -62,34 +73,64 @@ class Registrar:
         if content is None:
             yield 0, len(source), False
             return
-        base, begin = content.ctypes.data, 0
-        offset = source.ctypes.data - base
+        begin = 0
+        offset = source.ctypes.data - content.ctypes.data
         while begin < len(source):
             window = (offset + begin) // self._window_bytes
             end = min(len(source), (window + 1) * self._window_bytes - offset)
             yield begin, end, self._ensure(content, window)
             begin = end
 
+    def lock_ahead(
+        self, sources: Iterable[NDArray[np.uint8]], enter_thread: Callable[[], None]
+    ) -> None:
+        """Lock the windows of ``sources`` on a thread of its own, in their order. Once."""
+
+        def run() -> None:
+            enter_thread()
+            for source in sources:
+                for _ in self.spans(source):
+                    if self._closed:
+                        return
+
+        if self._ahead is None:
+            self._ahead = threading.Thread(target=run, name="moechat-page-lock", daemon=True)
+            self._ahead.start()
+
     def close(self) -> None:
         """Unlock everything. No copy may be under way."""
+        self._closed = True
+        if self._ahead is not None:
+            self._ahead.join()
         with self._lock:
-            for address, content in self._windows.items():
-                if content is not None:
+            for address, window in self._windows.items():
+                if window.locked:
                     self._page_lock.unlock(address)
             self._windows = {}
             self.registered_bytes = 0
 
-    def _ensure(self, content: NDArray[np.uint8], window: int) -> bool:
-        address = content.ctypes.data + window * self._window_bytes
+    def _ensure(self, content: NDArray[np.uint8], number: int) -> bool:
+        address = content.ctypes.data + number * self._window_bytes
         with self._lock:
-            if address not in self._windows:
-                size = min(self._window_bytes, len(content) - window * self._window_bytes)
+            known = self._windows.get(address)
+            if known is None:
+                size = min(self._window_bytes, len(content) - number * self._window_bytes)
                 size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE  # a mapping has whole pages
+                window = self._windows[address] = _Window(content, size)
                 fits = self.registered_bytes + size <= self._limit_bytes
-                locked = fits and self._page_lock.lock(address, size)
-                self._windows[address] = content if locked else None
-                self.registered_bytes += size if locked else 0
-            return self._windows[address] is not None
+                self.registered_bytes += size if fits else 0
+        if known is not None:
+            known.done.wait()
+            return known.locked
+        # Not under the lock: others ask for windows that are there, and this takes a while.
+        try:
+            window.locked = fits and self._page_lock.lock(address, size)
+        finally:
+            window.done.set()
+            if fits and not window.locked:
+                with self._lock:
+                    self.registered_bytes -= size
+        return window.locked
 
 
 def _mapped_file(source: NDArray[np.uint8]) -> NDArray[np.uint8] | None:

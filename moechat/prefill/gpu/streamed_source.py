@@ -92,8 +92,8 @@ class StreamedSource:
         self._plan_experts(spec, settings)
         self._plan_linears(spec, settings)
         groups = [group.item for layer in self._groups.values() for group in layer]
-        plan = sorted([*groups, *self._linears.values()], key=lambda item: item.key)
-        self._feeder = Feeder(self._transfer, plan)
+        self._plan = sorted([*groups, *self._linears.values()], key=lambda item: item.key)
+        self._feeder = Feeder(self._transfer, self._plan)
         self._vectors: dict[str, torch.Tensor] = {}
         self._biases: dict[int, dict[str, torch.Tensor]] = {}
         self._matrices: dict[int | None, dict[str, torch.Tensor]] = {}
@@ -161,6 +161,9 @@ class StreamedSource:
         """As in LayerSource."""
         self._release_others(layer)
         self._feeder.prepare(layer)
+        if self._registrar is not None:  # slower than the copies: it needs a start
+            sources = (source for item in self._plan for source in item.parcel.sources)
+            self._registrar.lock_ahead(sources, self._transfer.enter_thread)
 
     def release(self, layer: int) -> None:
         """As in LayerSource."""
