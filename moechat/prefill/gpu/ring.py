@@ -21,7 +21,8 @@ from moechat.prefill.gpu.transfer import Transfer
 # Spans of copies whose times are not asked for yet: they may be under way.
 _OPEN_SPANS = 64
 
-Key = tuple[int, int]  # layer, and -1 for its linears or the number of a group of experts
+LINEARS = -1
+Key = tuple[int, int]  # layer, and LINEARS or the number of a group of experts
 
 
 class Ring:

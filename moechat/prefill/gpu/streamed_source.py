@@ -19,31 +19,16 @@ from moechat.models.spec import BoundTensor, ModelSpec
 from moechat.prefill.gpu import register
 from moechat.prefill.gpu.decode import decode, is_view
 from moechat.prefill.gpu.parcel import Parcel, Slot
+from moechat.prefill.gpu.plan import Group, StreamPlan, StreamSettings, ring_for
 from moechat.prefill.gpu.register import Registrar
 from moechat.prefill.gpu.ring import Feeder, Item, Ring
 from moechat.prefill.gpu.source import ExpertGroup
-from moechat.prefill.gpu.stored import ExpertStack, StoredMatrix, StoredWeights, total_bytes
+from moechat.prefill.gpu.stored import StoredWeights
 from moechat.prefill.gpu.transfer import CpuTransfer, CudaPageLock, CudaTransfer, Transfer
 
-_LINEARS = -1
 # The CPU computes these in float32 in both modes, too.
 _FLOAT32_ROLES = ("router", "shared_gate")
 _DTYPES = {"bf16": torch.bfloat16, "exact": torch.float32}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamSettings:
-    """``group_bytes``: a slot of the ring; a group has as many experts as go in, one at least.
-
-    ``resident_bytes``: None for all matrices that are no routed experts. ``page_lock_bytes``: None
-    for what memory allows, 0 to copy by way of buffers; ``window_bytes`` are locked at once.
-    """
-
-    group_bytes: int = 1_500_000_000
-    num_slots: int = 3
-    resident_bytes: int | None = None
-    page_lock_bytes: int | None = None
-    window_bytes: int = register.WINDOW_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +44,6 @@ class StreamStatistics:
     stall_seconds: float
     staged_bytes: int
     page_locked_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Group:
-    first: int
-    item: Item
 
 
 class StreamedSource:
@@ -87,13 +66,10 @@ class StreamedSource:
         self._stored = StoredWeights.of(tensors)
         self._registrar: Registrar | None = None
         self._transfer = self._make_transfer(settings)
-        self._groups: dict[int, list[_Group]] = {}
-        self._linears: dict[int, Item] = {}
-        self._plan_experts(spec, settings)
-        self._plan_linears(spec, settings)
-        groups = [group.item for layer in self._groups.values() for group in layer]
-        self._plan = sorted([*groups, *self._linears.values()], key=lambda item: item.key)
-        self._feeder = Feeder(self._transfer, self._plan)
+        self._plan = StreamPlan(
+            self._stored, spec.num_layers, self._transfer, self.device, settings
+        )
+        self._feeder = Feeder(self._transfer, self._plan.items)
         self._vectors: dict[str, torch.Tensor] = {}
         self._biases: dict[int, dict[str, torch.Tensor]] = {}
         self._matrices: dict[int | None, dict[str, torch.Tensor]] = {}
@@ -124,7 +100,7 @@ class StreamedSource:
                 parcel = Parcel({half.key: [self._stored.matrices[half.key]]})
                 slot = self._copied_now(parcel)
             else:
-                parcel, slot = self._linears[layer].parcel, self._layer_slot(layer)
+                parcel, slot = self._plan.linears[layer].parcel, self._layer_slot(layer)
             for key, layout, data, scale in parcel.parts(slot):
                 if key == half.key:
                     whole = decode(layout, data, scale, dtype)[0]
@@ -150,7 +126,7 @@ class StreamedSource:
 
     def expert_groups(self, layer: int) -> Iterator[ExpertGroup]:
         """As in LayerSource."""
-        for group in self._groups[layer]:
+        for group in self._plan.groups[layer]:
             self._end_group()
             slot = self._take(group.item)
             self._group_slot = (group.item.ring, slot)
@@ -162,15 +138,15 @@ class StreamedSource:
         self._release_others(layer)
         self._feeder.prepare(layer)
         if self._registrar is not None:  # slower than the copies: it needs a start
-            sources = (source for item in self._plan for source in item.parcel.sources)
+            sources = (source for item in self._plan.items for source in item.parcel.sources)
             self._registrar.lock_ahead(sources, self._transfer.enter_thread)
 
     def release(self, layer: int) -> None:
         """As in LayerSource."""
         self._end_group()
         self._matrices.pop(layer, None)
-        if layer in self._layer_slots and not self._linears[layer].once:
-            self._feeder.give_back(self._linears[layer].ring, self._layer_slots.pop(layer))
+        if layer in self._layer_slots and not self._plan.linears[layer].once:
+            self._feeder.give_back(self._plan.linears[layer].ring, self._layer_slots.pop(layer))
 
     def statistics(self) -> StreamStatistics:
         """Waits for the copies and the computing under way."""
@@ -202,45 +178,10 @@ class StreamedSource:
         )
         return CudaTransfer(self.device, self._registrar)
 
-    def _plan_experts(self, spec: ModelSpec, settings: StreamSettings) -> None:
-        parcels: dict[int, list[tuple[int, Parcel]]] = {}
-        for layer in range(spec.num_layers):
-            if layer in self._stored.experts:
-                parcels[layer] = _cut(self._stored.experts[layer], settings.group_bytes)
-        ring = self._ring(settings.num_slots, [p for layer in parcels.values() for _, p in layer])
-        for layer, cut in parcels.items():
-            self._groups[layer] = [
-                _Group(first, Item((layer, number), parcel, ring))
-                for number, (first, parcel) in enumerate(cut)
-            ]
-
-    def _plan_linears(self, spec: ModelSpec, settings: StreamSettings) -> None:
-        left = settings.resident_bytes
-        streamed: dict[int, Parcel] = {}
-        for layer in range(spec.num_layers):
-            matrices = {key: self._stored.matrices[key] for key in self._stored.layer_keys(layer)}
-            parcel = Parcel({key: [matrix] for key, matrix in matrices.items()})
-            size = total_bytes(matrices)
-            if left is None or size <= left:
-                left = None if left is None else left - size
-                ring = self._ring(1, [parcel])
-                self._linears[layer] = Item((layer, _LINEARS), parcel, ring, once=True)
-            else:
-                streamed[layer] = parcel
-        # Two: the next layer's come while one computes.
-        ring = self._ring(2, list(streamed.values()))
-        for layer, parcel in streamed.items():
-            self._linears[layer] = Item((layer, _LINEARS), parcel, ring)
-
-    def _ring(self, num_slots: int, parcels: list[Parcel]) -> Ring:
-        large = max((parcel.large_bytes for parcel in parcels), default=0)
-        small = max((parcel.small_bytes for parcel in parcels), default=0)
-        return Ring(self._transfer, self.device, num_slots, large, small)
-
     def _layer_slot(self, layer: int) -> Slot:
         if layer not in self._layer_slots:
             self._release_others(layer)
-            self._layer_slots[layer] = self._take(self._linears[layer])
+            self._layer_slots[layer] = self._take(self._plan.linears[layer])
         return self._layer_slots[layer]
 
     def _release_others(self, layer: int) -> None:
@@ -263,7 +204,7 @@ class StreamedSource:
             self._feeder.give_back(*self._group_slot)
             self._group_slot = None
 
-    def _expert_group(self, layer: int, group: _Group, slot: Slot) -> ExpertGroup:
+    def _expert_group(self, layer: int, group: Group, slot: Slot) -> ExpertGroup:
         found: dict[str, torch.Tensor] = {}
         views, count = False, 0
         for name, layout, data, scale in group.item.parcel.parts(slot):
@@ -309,7 +250,7 @@ class StreamedSource:
 
     def _copied_now(self, parcel: Parcel) -> Slot:
         """A parcel in memory of its own: the embedding, the head."""
-        slot = self._ring(1, [parcel]).get()
+        slot = ring_for([parcel], 1, self._transfer, self.device).get()
         self._transfer.copies_wait(slot.free)
         parcel.fill(slot, self._transfer)
         self._transfer.compute_waits(self._transfer.copy_mark())
@@ -317,16 +258,6 @@ class StreamedSource:
 
     def _upload(self, array: NDArray[np.float32] | NDArray[np.uint8]) -> torch.Tensor:
         return torch.from_numpy(np.array(array)).to(self.device)
-
-
-def _cut(stack: ExpertStack, group_bytes: int) -> list[tuple[int, Parcel]]:
-    """Groups of experts: the first one's number and what is copied."""
-    one: dict[str, StoredMatrix] = {name: part[0] for name, part in stack.parts.items()}
-    size = max(1, group_bytes // total_bytes(one))
-    return [
-        (first, Parcel({name: part[first : first + size] for name, part in stack.parts.items()}))
-        for first in range(0, stack.num_experts, size)
-    ]
 
 
 def _layer_of(key: str) -> int | None:
