@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from moechat.models.spec import BoundTensor, TensorSpec
+from moechat.prefill.gpu import decode as decode_module
 from moechat.prefill.gpu.decode import decode
 from moechat.prefill.gpu.plan import StreamSettings
 from moechat.prefill.gpu.stored import Layout
@@ -140,6 +141,7 @@ def same_formats(device: torch.device) -> list[str]:
     random = np.random.default_rng(5)
     layouts = [
         Layout("fp8", 300, 400, (128, 128), (3, 4), "F32"),
+        Layout("fp8", 300, 400, (300, 400), (1, 1), "F32"),
         Layout("fp8", 300, 400, (1, 400), (300, 1), "BF16"),
         Layout("int4", 300, 448, (1, 32), (300, 14), "BF16"),
         Layout("mxfp4", 300, 448, (1, 32), (300, 14), "U8"),
@@ -244,6 +246,8 @@ def measure(folder: Path, device: torch.device, options: argparse.Namespace) -> 
         print(f"  closed in {time.perf_counter() - began:.3f} s")
     print(f"streamed experts equal to the CPU's: {sum(checked)} of {len(checked)}")
     time_decoder(device, options.group_experts)
+    decode_module._triton = lambda: None
+    time_decoder(device, options.group_experts)
     print(f"most memory {torch.cuda.max_memory_allocated() / 1e9:.2f} GB")
 
 
@@ -263,7 +267,9 @@ def time_decoder(device: torch.device, experts: int) -> None:
         last.record()
         last.synchronize()
         milliseconds.append(first.elapsed_time(last))
-    print(f"decoding {data.nbytes / 1e9:.2f} GB of FP8: {statistics.median(milliseconds):.2f} ms")
+    kind = "triton" if decode_module._triton() else "torch"
+    took = statistics.median(milliseconds)
+    print(f"decoding {data.nbytes / 1e9:.2f} GB of FP8, {kind}: {took:.2f} ms")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from moechat import _native  # noqa: E402
 from moechat.prefill.gpu.decode import decode  # noqa: E402
 from moechat.prefill.gpu.stored import Layout, StoredWeights  # noqa: E402
 
+DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -68,12 +69,13 @@ def test_every_matrix_of_a_folder_is_the_native_one(name: str, dtype: torch.dtyp
     assert all((weights.vectors[role] == native[role]).all() for role in weights.vectors)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows,cols,block", [(5, 64, (1, 32)), (200, 320, (128, 128)),
                                              (128, 256, (128, 128)), (7, 96, (7, 96)),
                                              (130, 40, (1, 40))])  # fmt: skip
 def test_fp8_of_any_block_nan_codes_included(
-    rows: int, cols: int, block: tuple[int, int], dtype: torch.dtype
+    rows: int, cols: int, block: tuple[int, int], dtype: torch.dtype, device: str
 ) -> None:
     random = np.random.default_rng(rows)
     codes = random.integers(0, 256, (2, rows, cols), np.uint8)
@@ -83,10 +85,10 @@ def test_fp8_of_any_block_nan_codes_included(
     layout = Layout("fp8", rows, cols, block, grid, "F32")
     found = decode(
         layout,
-        torch.from_numpy(codes).view(2, -1),
-        torch.from_numpy(scale).view(torch.uint8).view(2, -1),
+        torch.from_numpy(codes).view(2, -1).to(device),
+        torch.from_numpy(scale).view(torch.uint8).view(2, -1).to(device),
         dtype,
-    )
+    ).cpu()
     for number in range(2):
         view = _native.MatrixView(
             "fp8", codes[number], scale=scale[number], block=block, scale_type="f32"

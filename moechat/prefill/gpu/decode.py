@@ -7,6 +7,9 @@ MXFP4 within its range) are therefore exact in both modes.
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import torch  # type: ignore[import-not-found, unused-ignore]
 
 from moechat.prefill.gpu.stored import Layout
@@ -15,6 +18,16 @@ _PLAIN = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _SCALES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # e2m1: sign, two bits of exponent, one of mantissa (OCP microscaling formats 1.0, section 5.3.3)
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+@functools.cache
+def _triton() -> Any:
+    """The module with the kernel, or None where triton is missing."""
+    try:
+        from moechat.prefill.gpu import triton_decode
+    except ImportError:
+        return None
+    return triton_decode
 
 
 def is_view(layout: Layout, dtype: torch.dtype) -> bool:
@@ -42,7 +55,12 @@ def decode(
         if out is None:
             out = torch.empty(experts * rows * cols, dtype=dtype, device=data.device)
         stored = out[: experts * rows * cols].view(experts, rows, cols)
-        if layout.format in _PLAIN:
+        fast = _triton() if layout.format == "fp8" and data.is_cuda else None
+        if fast is not None and fast.fits(layout.block, rows, cols):
+            assert scale is not None
+            codes = data.view(experts, rows, cols)
+            fast.decode_fp8(codes, _grid(layout, scale), layout.block, stored)
+        elif layout.format in _PLAIN:
             stored.copy_(data.view(_PLAIN[layout.format]).view(experts, rows, cols))
         else:
             _codes(layout.format, data.view(experts, rows, -1), stored)

@@ -104,7 +104,8 @@ def ring_for(
 def _cut(stack: ExpertStack, group_bytes: int) -> list[tuple[int, Parcel]]:
     """Groups of experts: the first one's number and what is copied."""
     one: dict[str, StoredMatrix] = {name: part[0] for name, part in stack.parts.items()}
-    size = max(1, group_bytes // total_bytes(one))
+    most = max(1, group_bytes // total_bytes(one))
+    size = -(-stack.num_experts // -(-stack.num_experts // most))  # as even as can be
     return [
         (first, Parcel({name: part[first : first + size] for name, part in stack.parts.items()}))
         for first in range(0, stack.num_experts, size)

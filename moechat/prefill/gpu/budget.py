@@ -1,0 +1,73 @@
+"""How a given amount of device memory is shared between the ring and what stays."""
+
+from __future__ import annotations
+
+import torch  # type: ignore[import-not-found, unused-ignore]
+
+from moechat.errors import DoesNotFit
+from moechat.prefill.gpu.decode import is_view
+from moechat.prefill.gpu.plan import StreamSettings
+from moechat.prefill.gpu.stored import StoredMatrix, StoredWeights, total_bytes
+
+MIN_SLOTS, USUAL_SLOTS, MAX_SLOTS = 2, 3, 8
+# Beyond that a group's products gain nothing, and the first one comes later.
+MAX_GROUP_BYTES = 1_500_000_000
+
+
+def fit_settings(
+    weights: StoredWeights, dtype: torch.dtype, memory_bytes: int, *, num_layers: int
+) -> StreamSettings:
+    """Settings with which the weights take at most ``memory_bytes`` of a device.
+
+    The head and the largest layer, decoded, come first. Then the ring: three slots, in half of what
+    is left at most; what then is left keeps matrices on the device; what still is left makes more
+    slots. Raises DoesNotFit when two slots of one expert do not fit.
+    """
+    layers = [
+        {key: weights.matrices[key] for key in weights.layer_keys(layer)}
+        for layer in range(num_layers)
+    ]
+    head = {key: weights.matrices[key] for key in ("head",) if key in weights.matrices}
+    if not head:  # tied: the embedding is multiplied with
+        head = {"embedding": weights.matrices["embedding"]}
+    fixed = total_bytes(head) + _decoded_bytes(head, dtype)
+    fixed += max(_decoded_bytes(layer, dtype) for layer in layers)
+    sizes = [total_bytes(layer) for layer in layers]
+    streamed = 2 * max(sizes)  # where not all stay
+    left = memory_bytes - fixed
+    experts = [
+        {name: part[0] for name, part in stack.parts.items()} for stack in weights.experts.values()
+    ]
+    if not experts:
+        resident = left if sum(sizes) <= left else max(0, left - streamed)
+        return StreamSettings(resident_bytes=resident)
+    one = max(total_bytes(expert) for expert in experts)
+    decoded = max(_decoded_bytes(expert, dtype) for expert in experts)
+    if left - streamed < MIN_SLOTS * one + decoded:
+        needed = (fixed + streamed + MIN_SLOTS * one + decoded) / 1e9
+        raise DoesNotFit(
+            "the weights cannot be streamed through this GPU",
+            f"{memory_bytes / 1e9:.1f} GB of its memory are for them, and {needed:.1f} are needed",
+            'Use the CPU: device="cpu"',
+        )
+    num_slots = USUAL_SLOTS
+    size = min((left - streamed) // 2 // (num_slots * one + decoded), MAX_GROUP_BYTES // one)
+    size = min(size, max(stack.num_experts for stack in weights.experts.values()))
+    if size < 1:
+        size, num_slots = 1, MIN_SLOTS
+    left -= size * (num_slots * one + decoded)
+    if sum(sizes) > left:
+        return StreamSettings(
+            group_bytes=size * one, num_slots=num_slots, resident_bytes=max(0, left - streamed)
+        )
+    more = (left - sum(sizes)) // (size * one)
+    return StreamSettings(group_bytes=size * one, num_slots=min(MAX_SLOTS, num_slots + more))
+
+
+def _decoded_bytes(matrices: dict[str, StoredMatrix], dtype: torch.dtype) -> int:
+    """Of what ``decode`` makes of them beside the stored bytes."""
+    return sum(
+        matrix.layout.rows * matrix.layout.cols * dtype.itemsize
+        for matrix in matrices.values()
+        if not is_view(matrix.layout, dtype)
+    )
