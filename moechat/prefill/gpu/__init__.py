@@ -1,1 +1,1 @@
-"""Prefill on a GPU: weights are streamed through it layer by layer. Imports torch."""
+"""Stream-loading prefill: a layer's weights come to the device, all tokens pass, the next comes."""

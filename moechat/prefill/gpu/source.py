@@ -1,4 +1,7 @@
-"""What stream-loading prefill asks of whatever brings the weights to its device."""
+"""Where streamed prefill gets its weights: what the forward pass asks for, and when.
+
+Shapes: D hidden; E experts of a group, I their width.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,10 @@ import torch  # type: ignore[import-not-found, unused-ignore]
 
 @dataclass(frozen=True)
 class ExpertGroup:
-    """Experts ``first`` ... of one layer, E of them, on the device.
+    """Consecutive experts of one layer, from number ``first`` on.
 
-    ``gate`` and ``up`` [E, I, D], ``down`` [E, D, I] in the source's dtype; rows may stand apart,
-    elements of a row do not. Biases are float32 [E, outputs], or None when the model has none.
+    ``gate`` and ``up`` [E, I, D] and ``down`` [E, D, I] in the source's dtype; biases float32
+    [E, I] and [E, D], or None when the model has none.
     """
 
     first: int
@@ -27,27 +30,43 @@ class ExpertGroup:
 
 
 class LayerSource(Protocol):
-    """Weights by role (docs/adding-a-model.md), as the forward pass goes through the layers."""
+    """A model's weights by role (docs/adding-a-model.md), layer after layer.
+
+    ``dtype`` is that of matrix inputs: bfloat16, or float32 in exact mode. It may run ahead by
+    itself: begin(layer) only tells that its copies may start.
+    """
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors are."""
+        """Where all tensors are."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of matrix inputs: bfloat16, or float32 in exact mode."""
+        """bfloat16, or float32."""
 
     def vector(self, role: str) -> torch.Tensor | None:
-        """float32 [n]; None when the model has none."""
+        """float32 [n]; None when the model has none of this role."""
 
     def matrix(self, role: str) -> torch.Tensor | None:
-        """[outputs, inputs] in dtype; routers float32. A layer's is valid until its release."""
+        """[outputs, inputs] in ``dtype``, valid until its layer is released; None: it has none.
+
+        Routers, shared gates and the embedding are not inputs of a BF16 product: they may come in
+        float32 where the checkpoint stores more than BF16 holds.
+        """
 
     def expert_groups(self, layer: int) -> Iterator[ExpertGroup]:
-        """In order of experts. A group is valid until the next one is asked for."""
+        """All experts of a layer in their order; a group is valid until the next is asked for."""
 
     def begin(self, layer: int) -> None:
-        """The layer's copies may start; the source runs ahead by itself."""
+        """The layer is about to be computed."""
 
     def release(self, layer: int) -> None:
-        """The layer's matrices are not used any more."""
+        """The layer has been computed, or was cut; its tensors may go."""
+
+
+def needed(source: LayerSource, role: str) -> torch.Tensor:
+    """A matrix that the model must have. LookupError without it: the source is another model's."""
+    matrix = source.matrix(role)
+    if matrix is None:
+        raise LookupError(f"the source has no matrix for the role {role}")
+    return matrix

@@ -88,14 +88,17 @@ class StreamedSource:
         return self._vectors[role]
 
     def matrix(self, role: str) -> torch.Tensor | None:
-        """As in LayerSource; routers and the shared expert's gate are float32."""
+        """As in LayerSource; routers and the shared expert's gate are float32.
+
+        So is an embedding that BF16 does not hold.
+        """
         half = self._stored.roles.get(role)
         if half is None:
             return None
         layer = _layer_of(half.key)
         known = self._matrices.setdefault(layer, {})
         if role not in known:
-            dtype = torch.float32 if role.split(".")[-1] in _FLOAT32_ROLES else self.dtype
+            dtype = self._dtype_of(role, self._stored.matrices[half.key].layout.format)
             if layer is None:
                 parcel = Parcel({half.key: [self._stored.matrices[half.key]]})
                 slot = self._copied_now(parcel)
@@ -103,7 +106,8 @@ class StreamedSource:
                 parcel, slot = self._plan.linears[layer].parcel, self._layer_slot(layer)
             for key, layout, data, scale in parcel.parts(slot):
                 if key == half.key:
-                    whole = decode(layout, data, scale, dtype)[0]
+                    with torch.inference_mode():
+                        whole = decode(layout, data, scale, dtype)[0]
                     known[role] = whole if half.first is None else whole[half.first :: 2]
         return known[role]
 
@@ -130,7 +134,10 @@ class StreamedSource:
             self._end_group()
             slot = self._take(group.item)
             self._group_slot = (group.item.ring, slot)
-            yield self._expert_group(layer, group, slot)
+            # The memory that it decodes to is used in and out of the caller's inference mode.
+            with torch.inference_mode():
+                found = self._expert_group(layer, group, slot)
+            yield found
         self._end_group()
 
     def begin(self, layer: int) -> None:
@@ -177,6 +184,10 @@ class StreamedSource:
             window_bytes=settings.window_bytes,
         )
         return CudaTransfer(self.device, self._registrar)
+
+    def _dtype_of(self, role: str, format_: str) -> torch.dtype:
+        exact = role.split(".")[-1] in _FLOAT32_ROLES
+        return torch.float32 if exact or (role == "embedding" and format_ != "bf16") else self.dtype
 
     def _layer_slot(self, layer: int) -> Slot:
         if layer not in self._layer_slots:
