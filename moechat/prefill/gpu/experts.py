@@ -58,9 +58,7 @@ class GroupedTokens:
     begin: list[int]
 
 
-def group_tokens(
-    ids_TK: torch.Tensor, weights_TK: torch.Tensor, num_experts: int
-) -> GroupedTokens:
+def group_tokens(ids_TK: torch.Tensor, weights_TK: torch.Tensor, num_experts: int) -> GroupedTokens:
     """Waits for the device once, for how many tokens each expert has."""
     flat = ids_TK.flatten()
     order = flat.argsort(stable=True)

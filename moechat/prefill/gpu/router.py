@@ -44,7 +44,7 @@ def route(
 
 def _best(values: torch.Tensor, count: int) -> torch.Tensor:
     """Indices of the ``count`` largest of the last axis, ties to the lower; topk does not say."""
-    return values.sort(-1, descending=True, stable=True).indices[..., :count]
+    return values.sort(dim=-1, descending=True, stable=True).indices[..., :count]
 
 
 def _in_kept_groups(moe: MoeSpec, selection_TE: torch.Tensor) -> torch.Tensor:
