@@ -46,7 +46,7 @@ def values_by_role(name: str) -> tuple[ModelSpec, dict[str, np.ndarray]]:
 
 
 class PlainSource:
-    """LayerSource of an oracle folder, experts in groups of ``group``; notes what is asked of it."""
+    """LayerSource of an oracle folder, ``group`` experts at a time; notes what is asked of it."""
 
     def __init__(
         self, name: str, compute: str, *, group: int = 3, device: str | torch.device = "cpu"

@@ -72,9 +72,10 @@ def _probabilities(
     first_slot = num_keys - num_tokens
     keys = slice(rule.begin(rows.start), first_slot + rows.stop)
     groups = k_nGd.shape[1]
-    q = q_THd[rows].float().unflatten(1, (groups, -1)).permute(1, 2, 0, 3)  # [G, H / G, R, d]
+    q = q_THd[rows].float().transpose(0, 1)  # [H, R, d]
     k = k_nGd[keys].float().permute(1, 2, 0)  # [G, d, keys]
-    scores = (q.flatten(1, 2) @ k).unflatten(1, q.shape[1:3]).mul_(rule.scale)
+    scores = q.reshape(groups, -1, q.shape[2]) @ k
+    scores = scores.view(groups, -1, q.shape[1], k.shape[2]).mul_(rule.scale)
     softcap(scores, rule.softcap)
     slots = torch.arange(keys.start, keys.stop, device=k.device)
     own = torch.arange(rows.start, rows.stop, device=k.device) + first_slot
@@ -99,8 +100,8 @@ def _plain(
     for rows in tiles(num_tokens, _block_rows(heads, len(k_nGd), q_THd.device)):
         weights, keys = _probabilities(q_THd, k_nGd, rule, rows)
         v = v_nGv[keys].float().transpose(0, 1)  # [G, keys, v]
-        values = (weights.flatten(1, 2) @ v).unflatten(1, weights.shape[1:3])
-        out_THv[rows] = values.permute(2, 0, 1, 3).flatten(1, 2)
+        values = weights.flatten(1, 2) @ v  # [G, H / G * R, v]
+        out_THv[rows] = values.view(heads, -1, values.shape[2]).transpose(0, 1)
     return out_THv
 
 

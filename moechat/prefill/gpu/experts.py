@@ -11,7 +11,7 @@ import torch  # type: ignore[import-not-found, unused-ignore]
 
 from moechat.models.spec import ModelSpec
 from moechat.prefill.gpu.products import add_bias, product, tiled_product, tiles
-from moechat.prefill.gpu.source import ExpertGroup, LayerSource
+from moechat.prefill.gpu.source import ExpertGroup, LayerSource, needed
 
 
 def activate(spec: ModelSpec, gate_RI: torch.Tensor, up_RI: torch.Tensor) -> torch.Tensor:
@@ -35,7 +35,7 @@ def add_mlp(
     chunk_tokens: int,
 ) -> None:
     """out += weights * MLP(x), for the MLP whose roles begin with ``role``; None: weights of 1."""
-    gate_ID, up_ID, down_DI = (source.matrix(role + part) for part in ("gate", "up", "down"))
+    gate_ID, up_ID, down_DI = (needed(source, role + part) for part in ("gate", "up", "down"))
     biases = [source.vector(f"{role}{part}_bias") for part in ("gate", "up", "down")]
     for chunk in tiles(len(x_TD), chunk_tokens):
         gate_TI = add_bias(tiled_product(x_TD[chunk], gate_ID), biases[0])

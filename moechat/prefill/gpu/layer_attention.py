@@ -23,7 +23,7 @@ from moechat.prefill.gpu.attention import (
 from moechat.prefill.gpu.prefix import Prefix
 from moechat.prefill.gpu.products import add_bias, rms_norm, tiled_product
 from moechat.prefill.gpu.rope import Angles, rotate
-from moechat.prefill.gpu.source import LayerSource
+from moechat.prefill.gpu.source import LayerSource, needed
 
 _GROUP_BYTES = 2 << 30  # queries, keys and values of the heads at a time, in float32
 
@@ -76,15 +76,15 @@ class LayerAttention:
             latent_T = self._product("q_a", normed_TD)
             q_input = self._norm("q_a_norm", latent_T, sizes.norm_eps).to(self.source.dtype)
             query_role = "q_b"
-        q_weight = self._matrix(query_role).unflatten(0, (self.spec.num_heads, -1))
-        kv_weight = self._matrix("kv_b").unflatten(0, (self.spec.num_heads, -1))
+        q_weight = self._by_head(query_role)
+        kv_weight = self._by_head("kv_b")
 
         def heads(group: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
             count = group.stop - group.start
-            q = tiled_product(q_input, q_weight[group].flatten(0, 1)).unflatten(1, (count, -1))
+            q = tiled_product(q_input, q_weight[group].flatten(0, 1)).view(len(q_input), count, -1)
             rotate(q[..., nope:], self.by)
             expanded = tiled_product(slots_nW[:, :rank], kv_weight[group].flatten(0, 1))
-            k_v = expanded.unflatten(1, (count, -1))
+            k_v = expanded.view(len(slots_nW), count, -1)
             shared = slots_nW[:, None, rank:].expand(-1, count, -1)
             return q, torch.cat([k_v[..., :nope], shared], -1), k_v[..., nope:]
 
@@ -110,11 +110,11 @@ class LayerAttention:
         q, k = self._norm("q_norm", q, eps), self._norm("k_norm", k, eps)
         if sizes.clip > 0:
             q, k, v = (x.clamp(-sizes.clip, sizes.clip) for x in (q, k, v))
-        q_THd = q.unflatten(1, (self.spec.num_heads, -1))
+        q_THd = q.view(len(q), self.spec.num_heads, -1)
         rotate(q_THd, self.by)
-        rotate(k.unflatten(1, (kv_heads, -1)), self.by)
+        rotate(k.view(len(k), kv_heads, -1), self.by)
         slots_TW, slots_nW = self._rounded(torch.cat([k, v], 1))
-        k_nGd, v_nGd = slots_nW.unflatten(1, (2, kv_heads, -1)).unbind(1)
+        k_nGd, v_nGd = slots_nW.view(len(slots_nW), 2, kv_heads, -1).unbind(1)
         repeat = self.spec.num_heads // kv_heads
 
         def heads(group: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -164,11 +164,13 @@ class LayerAttention:
         slots_TW = slots_TW.to(self.source.dtype)
         return slots_TW, torch.cat([self.prefix.slots_PW, slots_TW.float()])
 
-    def _matrix(self, part: str) -> torch.Tensor:
-        return self.source.matrix(self.role + part)
+    def _by_head(self, part: str) -> torch.Tensor:
+        """[H, outputs of a head, inputs]."""
+        weight = needed(self.source, self.role + part)
+        return weight.view(self.spec.num_heads, -1, weight.shape[1])
 
     def _product(self, part: str, x: torch.Tensor) -> torch.Tensor:
-        return tiled_product(x, self._matrix(part))
+        return tiled_product(x, needed(self.source, self.role + part))
 
     def _norm(self, part: str, x: torch.Tensor, eps: float) -> torch.Tensor:
         return rms_norm(x, self.source.vector(self.role + part), eps)

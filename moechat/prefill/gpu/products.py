@@ -53,9 +53,10 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.
     """Over spans of the last axis as long as ``weight`` (a head, or the whole); None: x itself."""
     if weight is None:
         return x
-    spans = x.unflatten(-1, (-1, len(weight)))
+    spans = x.reshape(*x.shape[:-1], -1, len(weight))
     scale = torch.rsqrt(spans.square().mean(-1, keepdim=True) + eps)
-    return (spans * scale * weight).flatten(-2)
+    normed: torch.Tensor = spans * scale * weight
+    return normed.flatten(-2)
 
 
 def add_bias(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

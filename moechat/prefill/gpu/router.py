@@ -52,7 +52,7 @@ def _in_kept_groups(moe: MoeSpec, selection_TE: torch.Tensor) -> torch.Tensor:
 
     A group counts its best score, or its two best with "sigmoid".
     """
-    groups_TNe = selection_TE.unflatten(1, (moe.num_groups, -1))
+    groups_TNe = selection_TE.view(len(selection_TE), moe.num_groups, -1)
     two = moe.scoring == "sigmoid" and groups_TNe.shape[2] > 1
     counted_TN = groups_TNe.topk(2 if two else 1, -1).values.sum(-1)
     counted_TN = torch.where(counted_TN.isnan(), _LAST, counted_TN)

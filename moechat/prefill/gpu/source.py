@@ -48,7 +48,7 @@ class LayerSource(Protocol):
         """float32 [n]; None when the model has none of this role."""
 
     def matrix(self, role: str) -> torch.Tensor | None:
-        """[outputs, inputs] in ``dtype``, valid until its layer is released; None when there is none.
+        """[outputs, inputs] in ``dtype``, valid until its layer is released; None: it has none.
 
         Routers, shared gates and the embedding are not inputs of a BF16 product: they may come in
         float32 where the checkpoint stores more than BF16 holds.
@@ -62,3 +62,11 @@ class LayerSource(Protocol):
 
     def release(self, layer: int) -> None:
         """The layer has been computed, or was cut; its tensors may go."""
+
+
+def needed(source: LayerSource, role: str) -> torch.Tensor:
+    """A matrix that the model must have. LookupError without it: the source is another model's."""
+    matrix = source.matrix(role)
+    if matrix is None:
+        raise LookupError(f"the source has no matrix for the role {role}")
+    return matrix

@@ -32,7 +32,7 @@ from moechat.prefill.gpu.products import (
 )
 from moechat.prefill.gpu.rope import Angles, angles
 from moechat.prefill.gpu.router import route
-from moechat.prefill.gpu.source import LayerSource
+from moechat.prefill.gpu.source import LayerSource, needed
 
 
 class StreamPrefill:
@@ -100,7 +100,7 @@ class StreamPrefill:
         spec, source = self._spec, self._source
         head = source.matrix("head")
         if head is None:
-            head = source.matrix("embedding").to(source.dtype)
+            head = needed(source, "embedding").to(source.dtype)
         out = np.empty((len(self._tokens) - first, spec.vocab_size), np.float32)
         norm = source.vector("final_norm")
         with torch.inference_mode():
@@ -144,7 +144,7 @@ class StreamPrefill:
         del normed_TD
         if cancel.raised:
             return None
-        o_weight, o_bias = source.matrix(role + "o"), source.vector(role + "o_bias")
+        o_weight, o_bias = needed(source, role + "o"), source.vector(role + "o_bias")
         post_norm = source.vector(role + "post_attention_norm")
         for chunk in tiles(len(x_TD), self._chunk_tokens):
             branch_TD = add_bias(tiled_product(values_TV[chunk], o_weight), o_bias)
@@ -162,7 +162,7 @@ class StreamPrefill:
         return LayerOutput(host_slots(slots_TW), mass, ids_TK)
 
     def _embedded(self) -> torch.Tensor:
-        table = self._source.matrix("embedding")
+        table = needed(self._source, "embedding")
         x_TD = table.index_select(0, self._tokens.to(table.device)).float()
         return x_TD * self._spec.embedding_scale
 
@@ -189,7 +189,7 @@ class StreamPrefill:
             add_mlp(spec, source, role, inputs_TD, None, branch_TD, self._chunk_tokens)
         else:
             assert spec.moe is not None
-            logits_TE = tiled_product(normed_TD, source.matrix(role + "router").float())
+            logits_TE = tiled_product(normed_TD, needed(source, role + "router").float())
             add_bias(logits_TE, source.vector(role + "router_bias"))
             correction = source.vector(role + "router_correction")
             ids_TK, weights_TK = route(spec.moe, logits_TE, correction)
