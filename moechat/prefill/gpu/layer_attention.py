@@ -8,7 +8,7 @@ and value.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
@@ -73,8 +73,11 @@ class LayerAttention:
         slots_TW, slots_nW = self._rounded(slots_TW)
         q_input, query_role = normed_TD, "q"
         if sizes.q_lora_rank:
-            latent_T = self._product("q_a", normed_TD)
-            q_input = self._norm("q_a_norm", latent_T, sizes.norm_eps).to(self.source.dtype)
+            latent_T, norm = (
+                self._product("q_a", normed_TD),
+                self.source.vector(self.role + "q_a_norm"),
+            )
+            q_input = rms_norm(latent_T, norm, sizes.norm_eps, self.source.dtype)
             query_role = "q_b"
         q_weight = self._by_head(query_role)
         kv_weight = self._by_head("kv_b")
@@ -136,9 +139,10 @@ class LayerAttention:
         rule: AttentionRule,
         backend: Backend,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attention of ``group`` heads at a time, a multiple of ``multiple``."""
+        """Attention of at most ``group`` heads at a time, about evenly, by whole ``multiple``s."""
         total, num_tokens = self.spec.num_heads, len(self.by.cos_TP)
-        group = max(multiple, group // multiple * multiple)
+        units = total // multiple
+        group = -(-units // -(-units // max(1, group // multiple))) * multiple
         device, dtype = self.source.device, self.source.dtype
         values_THv = torch.empty((num_tokens, total, value_width), dtype=dtype, device=device)
         mass_n = torch.zeros(num_keys, device=device) if self.window > 0 else None
@@ -149,9 +153,7 @@ class LayerAttention:
             q_TGd, k_nGd, v_nGv = heads(some)
             own_rule = rule
             if rule.sinks_H is not None:
-                own_rule = AttentionRule(
-                    rule.scale, rule.softcap, rule.sinks_H[some], rule.visible_begin
-                )
+                own_rule = replace(rule, sinks_H=rule.sinks_H[some])
             values_THv[:, some] = attend(backend, q_TGd, k_nGd, v_nGv, own_rule).to(dtype)
             if mass_n is not None:
                 add_window_mass(q_TGd, k_nGd, own_rule, self.window, mass_n)

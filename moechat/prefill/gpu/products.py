@@ -49,14 +49,25 @@ def tiled_product(x_TK: torch.Tensor, weight_NK: torch.Tensor) -> torch.Tensor:
     return out_TN
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
-    """Over spans of the last axis as long as ``weight`` (a head, or the whole); None: x itself."""
+def rms_norm(
+    x_TK: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float,
+    dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """[T, K] in ``dtype``; computed in float32, in tiles. None: x itself.
+
+    Over spans of each row as long as ``weight``: a head, or the whole.
+    """
     if weight is None:
-        return x
-    spans = x.reshape(*x.shape[:-1], -1, len(weight))
-    scale = torch.rsqrt(spans.square().mean(-1, keepdim=True) + eps)
-    normed: torch.Tensor = spans * scale * weight
-    return normed.flatten(-2)
+        return x_TK
+    out_TK = torch.empty(x_TK.shape, dtype=dtype, device=x_TK.device)
+    # A reduction's order may depend on how many rows there are: the same tiles as the products'.
+    for rows in tiles(len(x_TK), tile_rows(x_TK.device)):
+        spans = x_TK[rows].reshape(-1, x_TK.shape[1] // len(weight), len(weight))
+        scale = torch.rsqrt(spans.square().mean(-1, keepdim=True) + eps)
+        out_TK[rows] = (spans * scale * weight).flatten(1)
+    return out_TK
 
 
 def add_bias(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

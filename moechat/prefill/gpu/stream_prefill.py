@@ -139,7 +139,8 @@ class StreamPrefill:
         attention = LayerAttention(
             spec, source, role, self._angles_of(layer), prefix, window, lambda: cancel.raised
         )
-        normed_TD = self._normed(role + "attention_norm").to(source.dtype)
+        norm = source.vector(role + "attention_norm")
+        normed_TD = rms_norm(x_TD, norm, eps, source.dtype)
         values_TV, slots_TW, mass_n, backend = attention.run(normed_TD)
         del normed_TD
         if cancel.raised:
@@ -173,45 +174,67 @@ class StreamPrefill:
             self._angles[number] = angles(rope, self._first_position, count, self._source.device)
         return self._angles[number]
 
-    def _normed(self, role: str) -> torch.Tensor:
-        """float32 [T, D]."""
-        return rms_norm(self._x_TD, self._source.vector(role), self._spec.rms_norm_eps)
-
     def _feed_forward(self, layer: int, cancel: _native.CancelFlag) -> NDArray[np.int32] | None:
         """The MLP or the experts join the residual stream. Expert ids [T, K], [T, 0] if dense."""
         spec, source, role = self._spec, self._source, f"layers.{layer}."
-        normed_TD = self._normed(role + "ffn_norm")
-        post_norm = source.vector(role + "post_ffn_norm")
         branch_TD = torch.zeros_like(self._x_TD)
-        chosen = np.empty((len(normed_TD), 0), np.int32)
-        if not spec.layers[layer].moe:
-            inputs_TD = normed_TD.to(source.dtype)
-            add_mlp(spec, source, role, inputs_TD, None, branch_TD, self._chunk_tokens)
+        if spec.layers[layer].moe:
+            chosen = self._add_experts(layer, branch_TD, cancel)
         else:
-            assert spec.moe is not None
-            logits_TE = tiled_product(normed_TD, needed(source, role + "router").float())
-            add_bias(logits_TE, source.vector(role + "router_bias"))
-            correction = source.vector(role + "router_correction")
-            ids_TK, weights_TK = route(spec.moe, logits_TE, correction)
-            shared_T = None
-            if (gate := source.matrix(role + "shared_gate")) is not None:
-                shared_T = torch.sigmoid(tiled_product(normed_TD, gate.float())[:, 0])
-            inputs_TD = normed_TD.to(source.dtype)
-            del normed_TD
-            grouped = group_tokens(ids_TK, weights_TK, spec.moe.num_experts)
-            for group in source.expert_groups(layer):
-                if cancel.raised:
-                    return None
-                add_experts(spec, group, inputs_TD, grouped, branch_TD)
-            if spec.moe.shared_intermediate_size:
-                shared = role + "shared."
-                add_mlp(spec, source, shared, inputs_TD, shared_T, branch_TD, self._chunk_tokens)
-            chosen = ids_TK.to(torch.int32).cpu().numpy()
+            norm = source.vector(role + "ffn_norm")
+            inputs_TD = rms_norm(self._x_TD, norm, spec.rms_norm_eps, source.dtype)
+            add_mlp(spec, source, role, inputs_TD, None, branch_TD, self._chunk_tokens)
+            chosen = np.empty((len(branch_TD), 0), np.int32)
         if cancel.raised:
             return None
+        post_norm = source.vector(role + "post_ffn_norm")
         for chunk in tiles(len(branch_TD), self._chunk_tokens):
             self._x_TD[chunk] += rms_norm(branch_TD[chunk], post_norm, spec.rms_norm_eps)
         return chosen
+
+    def _add_experts(
+        self, layer: int, branch_TD: torch.Tensor, cancel: _native.CancelFlag
+    ) -> NDArray[np.int32]:
+        """Routed and shared experts join ``branch_TD``; returns the ids. Cut: it is worthless."""
+        spec, source, role = self._spec, self._source, f"layers.{layer}."
+        moe = spec.moe
+        assert moe is not None
+        inputs_TD, logits_TE, shared_T = self._routed_inputs(role, moe.num_experts)
+        add_bias(logits_TE, source.vector(role + "router_bias"))
+        ids_TK, weights_TK = route(moe, logits_TE, source.vector(role + "router_correction"))
+        grouped = group_tokens(ids_TK, weights_TK, moe.num_experts)
+        for group in source.expert_groups(layer):
+            if cancel.raised:
+                break
+            add_experts(spec, group, inputs_TD, grouped, branch_TD)
+        else:
+            if moe.shared_intermediate_size:
+                shared = role + "shared."
+                add_mlp(spec, source, shared, inputs_TD, shared_T, branch_TD, self._chunk_tokens)
+        chosen: NDArray[np.int32] = ids_TK.to(torch.int32).cpu().numpy()
+        return chosen
+
+    def _routed_inputs(
+        self, role: str, num_experts: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Inputs of the experts [T, D], the router's logits [T, experts], the shared gate [T].
+
+        The last two come of inputs that were not rounded, in float32.
+        """
+        spec, source, x_TD = self._spec, self._source, self._x_TD
+        router = needed(source, role + "router").float()
+        gate = source.matrix(role + "shared_gate")
+        norm = source.vector(role + "ffn_norm")
+        inputs_TD = torch.empty_like(x_TD, dtype=source.dtype)
+        logits_TE = x_TD.new_empty((len(x_TD), num_experts))
+        shared_T = None if gate is None else x_TD.new_empty(len(x_TD))
+        for chunk in tiles(len(x_TD), self._chunk_tokens):
+            normed_TD = rms_norm(x_TD[chunk], norm, spec.rms_norm_eps)
+            inputs_TD[chunk] = normed_TD
+            logits_TE[chunk] = tiled_product(normed_TD, router)
+            if gate is not None and shared_T is not None:
+                shared_T[chunk] = torch.sigmoid(tiled_product(normed_TD, gate.float())[:, 0])
+        return inputs_TD, logits_TE, shared_T
 
 
 def _non_finite(where: str) -> NonFiniteLogits:
