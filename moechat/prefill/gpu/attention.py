@@ -53,7 +53,7 @@ def attend(
     v_nGv: torch.Tensor,
     rule: AttentionRule,
 ) -> torch.Tensor:
-    """[T, H, v]: float32 ("plain") or bfloat16 ("cudnn", which takes bfloat16)."""
+    """[T, H, v], float32 or bfloat16; "cudnn" rounds what it is given to bfloat16."""
     return (_cudnn if backend == "cudnn" else _plain)(q_THd, k_nGd, v_nGv, rule)
 
 
@@ -121,27 +121,33 @@ def add_window_mass(
 def _cudnn(
     q_THd: torch.Tensor, k_nGd: torch.Tensor, v_nGv: torch.Tensor, rule: AttentionRule
 ) -> torch.Tensor:
-    """A cached prefix and the span itself are attended to apart, and joined by their sums."""
+    """A cached prefix and the span itself are attended to apart, and joined by their sums.
+
+    So the mask is square and aligned, whichever corner a library counts from.
+    """
     repeat = q_THd.shape[1] // k_nGd.shape[1]
-    q, k, v = (
-        x.to(torch.bfloat16).transpose(0, 1)[None]
-        for x in (
-            q_THd,
-            k_nGd.repeat_interleave(repeat, 1) if repeat > 1 else k_nGd,
-            v_nGv.repeat_interleave(repeat, 1) if repeat > 1 else v_nGv,
-        )
-    )
+    if repeat > 1:
+        k_nGd, v_nGv = (x.repeat_interleave(repeat, 1) for x in (k_nGd, v_nGv))
+    q, k, v = (x.to(torch.bfloat16).transpose(0, 1)[None] for x in (q_THd, k_nGd, v_nGv))
     prefix = k.shape[2] - q.shape[2]
-
-    def part(keys: slice, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        out, sums, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
-            q, k[:, :, keys], v[:, :, keys], None, prefix > 0, 0.0, causal, False, scale=rule.scale
-        )
-        return out, sums
-
-    own, own_sums = part(slice(prefix, None), True)
+    own, own_sums = _fused(q, k[:, :, prefix:], v[:, :, prefix:], rule.scale, causal=True)
     if prefix > 0:
-        before, before_sums = part(slice(0, prefix), False)
-        share = torch.sigmoid((own_sums - before_sums).reshape(*own.shape[:3], 1).float())
-        own = (own.float() * share + before.float() * (1 - share)).to(own.dtype)
+        before, before_sums = _fused(
+            q, k[:, :, :prefix], v[:, :, :prefix], rule.scale, causal=False
+        )
+        share = torch.sigmoid(own_sums - before_sums)
+        own = own.float() * share + before.float() * (1 - share)
     return own[0].transpose(0, 1)
+
+
+def _fused(
+    q_1HTd: torch.Tensor, k_1Hnd: torch.Tensor, v_1Hnv: torch.Tensor, scale: float, *, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(values [1, H, T, v], logarithms of the sums of exponentials float32 [1, H, T, 1]).
+
+    The operator itself, not the one that chooses: that falls back to slow kernels without a word.
+    """
+    values, sums, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        q_1HTd, k_1Hnd, v_1Hnv, None, True, 0.0, causal, False, scale=scale
+    )
+    return values, sums.reshape(*values.shape[:3], 1).float()
