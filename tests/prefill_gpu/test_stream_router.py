@@ -26,6 +26,8 @@ def logits(kind: str) -> np.ndarray:
     logits_TE = random.normal(0, 2, (60, 32)).astype(np.float32)
     if kind == "ties":
         logits_TE = np.round(logits_TE)
+    if kind == "few finite":  # fewer than are chosen: NaN of the kept groups, then, by their ids
+        logits_TE[random.random(logits_TE.shape) < 0.8] = np.nan
     if kind == "not finite":
         chosen = random.random(logits_TE.shape)
         logits_TE[chosen < 0.2] = np.nan
@@ -36,7 +38,7 @@ def logits(kind: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("kind", ["plain", "ties", "not finite"])
+@pytest.mark.parametrize("kind", ["plain", "ties", "not finite", "few finite"])
 @pytest.mark.parametrize("corrected", [False, True])
 def test_route(rule, kind, corrected):
     scoring, groups, kept, normalise, scaling = RULES[rule]
