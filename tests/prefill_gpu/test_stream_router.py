@@ -16,6 +16,7 @@ RULES = {
     "deepseek_v3": ("sigmoid", 8, 4, True, 2.5),
     "deepseek_v2": ("softmax", 4, 2, False, 16.0),
     "one expert a group": ("sigmoid", 32, 9, True, 1.0),
+    "few groups kept": ("sigmoid", 8, 2, True, 1.0),
     "qwen": ("softmax", 1, 1, True, 1.0),
     "gpt_oss": ("softmax_chosen", 1, 1, False, 1.0),
 }
