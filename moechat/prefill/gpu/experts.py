@@ -1,0 +1,99 @@
+"""The MLPs of a layer: dense, shared, and routed experts as their groups arrive.
+
+Shapes: T tokens, K experts a token, D hidden, I width of an MLP; R rows of one product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch  # type: ignore[import-not-found, unused-ignore]
+
+from moechat.models.spec import ModelSpec
+from moechat.prefill.gpu.products import add_bias, product, tiled_product, tiles
+from moechat.prefill.gpu.source import ExpertGroup, LayerSource, needed
+
+
+def activate(spec: ModelSpec, gate_RI: torch.Tensor, up_RI: torch.Tensor) -> torch.Tensor:
+    """act(gate) * up, float32; spec.py has the formulas."""
+    if spec.activation == "silu":
+        return torch.nn.functional.silu(gate_RI) * up_RI
+    if spec.activation == "gelu_tanh":
+        return torch.nn.functional.gelu(gate_RI, approximate="tanh") * up_RI
+    gate_RI = gate_RI.clamp(max=spec.activation_limit)
+    up_RI = up_RI.clamp(-spec.activation_limit, spec.activation_limit)
+    return (up_RI + 1) * gate_RI * torch.sigmoid(spec.activation_alpha * gate_RI)
+
+
+def add_mlp(
+    spec: ModelSpec,
+    source: LayerSource,
+    role: str,
+    x_TD: torch.Tensor,
+    weights_T: torch.Tensor | None,
+    out_TD: torch.Tensor,
+    chunk_tokens: int,
+) -> None:
+    """out += weights * MLP(x), for the MLP whose roles begin with ``role``; None: weights of 1."""
+    gate_ID, up_ID, down_DI = (needed(source, role + part) for part in ("gate", "up", "down"))
+    biases = [source.vector(f"{role}{part}_bias") for part in ("gate", "up", "down")]
+    for chunk in tiles(len(x_TD), chunk_tokens):
+        gate_TI = add_bias(tiled_product(x_TD[chunk], gate_ID), biases[0])
+        up_TI = add_bias(tiled_product(x_TD[chunk], up_ID), biases[1])
+        branch_TD = add_bias(tiled_product(activate(spec, gate_TI, up_TI), down_DI), biases[2])
+        if weights_T is not None:
+            branch_TD *= weights_T[chunk, None]
+        out_TD[chunk] += branch_TD
+
+
+@dataclass(frozen=True)
+class GroupedTokens:
+    """The (token, expert) pairs of a layer, sorted by expert; within one by token.
+
+    ``begin`` [E + 1] is in host memory: expert e has the pairs [begin[e], begin[e + 1]).
+    """
+
+    tokens: torch.Tensor  # int64 [T * K]
+    weights: torch.Tensor  # float32 [T * K]
+    begin: list[int]
+
+
+def group_tokens(ids_TK: torch.Tensor, weights_TK: torch.Tensor, num_experts: int) -> GroupedTokens:
+    """Waits for the device once, for how many tokens each expert has."""
+    flat = ids_TK.flatten()
+    order = flat.argsort(stable=True)
+    counts = torch.bincount(flat, minlength=num_experts)
+    begin = [0, *counts.cumsum(0).tolist()]
+    return GroupedTokens(order // ids_TK.shape[1], weights_TK.flatten()[order], begin)
+
+
+def add_experts(
+    spec: ModelSpec,
+    group: ExpertGroup,
+    x_TD: torch.Tensor,
+    grouped: GroupedTokens,
+    out_TD: torch.Tensor,
+) -> None:
+    """out += what the experts of one group give their tokens.
+
+    Experts are added in the order of their numbers, each as one product of all its tokens, so that
+    the sums do not depend on how a layer is cut into groups.
+    """
+    for index in range(len(group.gate)):
+        expert = group.first + index
+        pairs = slice(grouped.begin[expert], grouped.begin[expert + 1])
+        if pairs.start == pairs.stop:
+            continue
+        tokens_R = grouped.tokens[pairs]
+        x_RD = x_TD.index_select(0, tokens_R)
+        gate_RI = product(x_RD, group.gate[index])
+        up_RI = product(x_RD, group.up[index])
+        if group.gate_bias is not None:
+            gate_RI += group.gate_bias[index]
+        if group.up_bias is not None:
+            up_RI += group.up_bias[index]
+        branch_RD = product(activate(spec, gate_RI, up_RI), group.down[index])
+        if group.down_bias is not None:
+            branch_RD += group.down_bias[index]
+        branch_RD *= grouped.weights[pairs, None]
+        out_TD.index_add_(0, tokens_R, branch_RD)  # each token at most once: the order is fixed

@@ -1,0 +1,178 @@
+"""The attention half of a layer, latent and grouped: from normed tokens to values of all heads.
+
+As cpp/prefill/prefill_attention.cpp. Shapes: T new tokens, n keys (the seen prefix, then the new
+ones), D hidden, W elements of a slot, H heads, G of them at a time, d and v widths of a head's key
+and value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch  # type: ignore[import-not-found, unused-ignore]
+
+from moechat.models.spec import GroupedAttention, LatentAttention, ModelSpec
+from moechat.prefill.gpu.attention import (
+    AttentionRule,
+    Backend,
+    add_window_mass,
+    attend,
+    choose_backend,
+)
+from moechat.prefill.gpu.prefix import Prefix
+from moechat.prefill.gpu.products import add_bias, rms_norm, tiled_product
+from moechat.prefill.gpu.rope import Angles, rotate
+from moechat.prefill.gpu.source import LayerSource, needed
+
+_GROUP_BYTES = 2 << 30  # queries, keys and values of the heads at a time, in float32
+
+
+@dataclass(frozen=True)
+class LayerAttention:
+    """One layer's attention. ``role`` ends in a dot; ``window`` > 0 asks for the window mass.
+
+    ``cut`` is asked between groups of heads; once it says yes the result is worthless.
+    """
+
+    spec: ModelSpec
+    source: LayerSource
+    role: str
+    by: Angles
+    prefix: Prefix
+    window: int
+    cut: Callable[[], bool]
+
+    def run(
+        self, normed_TD: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, Backend]:
+        """(values [T, H * v], new slots [T, W] as cached, mass float32 [n] or None, backend).
+
+        The slots are bfloat16, or float32 in exact mode; attention sees them so rounded.
+        """
+        rule = AttentionRule(
+            scale=self.spec.softmax_scale,
+            softcap=self.spec.attention_softcap,
+            sinks_H=self.source.vector(self.role + "sinks"),
+            visible_begin=self.prefix.visible_begin,
+        )
+        backend = choose_backend(self.source.device, self.source.dtype, rule)
+        sizes = self.spec.attention
+        if isinstance(sizes, LatentAttention):
+            return *self._latent(sizes, normed_TD, rule, backend), backend
+        return *self._grouped(sizes, normed_TD, rule, backend), backend
+
+    def _latent(
+        self, sizes: LatentAttention, normed_TD: torch.Tensor, rule: AttentionRule, backend: Backend
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Un-absorbed (DeepSeek-V2 paper, section 2.1), some heads at a time."""
+        rank, nope = sizes.kv_lora_rank, sizes.nope_dim
+        slots_TW = self._product("kv_a", normed_TD)
+        slots_TW[:, :rank] = self._norm("kv_a_norm", slots_TW[:, :rank], sizes.norm_eps)
+        rotate(slots_TW[:, None, rank:], self.by)
+        slots_TW, slots_nW = self._rounded(slots_TW)
+        q_input, query_role = normed_TD, "q"
+        if sizes.q_lora_rank:
+            latent_T, norm = (
+                self._product("q_a", normed_TD),
+                self.source.vector(self.role + "q_a_norm"),
+            )
+            q_input = rms_norm(latent_T, norm, sizes.norm_eps, self.source.dtype)
+            query_role = "q_b"
+        q_weight = self._by_head(query_role)
+        kv_weight = self._by_head("kv_b")
+
+        def heads(group: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            count = group.stop - group.start
+            q = tiled_product(q_input, q_weight[group].flatten(0, 1)).view(len(q_input), count, -1)
+            rotate(q[..., nope:], self.by)
+            expanded = tiled_product(slots_nW[:, :rank], kv_weight[group].flatten(0, 1))
+            k_v = expanded.view(len(slots_nW), count, -1)
+            shared = slots_nW[:, None, rank:].expand(-1, count, -1)
+            return q, torch.cat([k_v[..., :nope], shared], -1), k_v[..., nope:]
+
+        width = 2 * (nope + sizes.rope_dim + sizes.v_dim)
+        group = max(1, _GROUP_BYTES // (4 * width * len(slots_nW)))
+        values, mass_n = self._over_heads(
+            heads, group, 1, sizes.v_dim, len(slots_nW), rule, backend
+        )
+        return values, slots_TW, mass_n
+
+    def _grouped(
+        self,
+        sizes: GroupedAttention,
+        normed_TD: torch.Tensor,
+        rule: AttentionRule,
+        backend: Backend,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        kv_heads, eps = sizes.num_kv_heads, self.spec.rms_norm_eps
+        q, k, v = (
+            add_bias(self._product(part, normed_TD), self.source.vector(f"{self.role}{part}_bias"))
+            for part in ("q", "k", "v")
+        )
+        q, k = self._norm("q_norm", q, eps), self._norm("k_norm", k, eps)
+        if sizes.clip > 0:
+            q, k, v = (x.clamp(-sizes.clip, sizes.clip) for x in (q, k, v))
+        q_THd = q.view(len(q), self.spec.num_heads, -1)
+        rotate(q_THd, self.by)
+        rotate(k.view(len(k), kv_heads, -1), self.by)
+        slots_TW, slots_nW = self._rounded(torch.cat([k, v], 1))
+        k_nGd, v_nGd = slots_nW.view(len(slots_nW), 2, kv_heads, -1).unbind(1)
+        repeat = self.spec.num_heads // kv_heads
+
+        def heads(group: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            kv = slice(group.start // repeat, group.stop // repeat)
+            return q_THd[:, group], k_nGd[:, kv], v_nGd[:, kv]
+
+        values, mass_n = self._over_heads(
+            heads, self.spec.num_heads, repeat, sizes.head_dim, len(slots_nW), rule, backend
+        )
+        return values, slots_TW, mass_n
+
+    def _over_heads(
+        self,
+        heads: Callable[[slice], tuple[torch.Tensor, torch.Tensor, torch.Tensor]],
+        group: int,
+        multiple: int,
+        value_width: int,
+        num_keys: int,
+        rule: AttentionRule,
+        backend: Backend,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attention of at most ``group`` heads at a time, about evenly, by whole ``multiple``s."""
+        total, num_tokens = self.spec.num_heads, len(self.by.cos_TP)
+        units = total // multiple
+        group = -(-units // -(-units // max(1, group // multiple))) * multiple
+        device, dtype = self.source.device, self.source.dtype
+        values_THv = torch.empty((num_tokens, total, value_width), dtype=dtype, device=device)
+        mass_n = torch.zeros(num_keys, device=device) if self.window > 0 else None
+        for first in range(0, total, group):
+            if self.cut():
+                break
+            some = slice(first, min(first + group, total))
+            q_TGd, k_nGd, v_nGv = heads(some)
+            own_rule = rule
+            if rule.sinks_H is not None:
+                own_rule = replace(rule, sinks_H=rule.sinks_H[some])
+            values_THv[:, some] = attend(backend, q_TGd, k_nGd, v_nGv, own_rule).to(dtype)
+            if mass_n is not None:
+                add_window_mass(q_TGd, k_nGd, own_rule, self.window, mass_n)
+        if mass_n is not None:
+            mass_n /= total
+        return values_THv.flatten(1), mass_n
+
+    def _rounded(self, slots_TW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The new slots in the cache's type, and all the layer's keys [n, W] in float32."""
+        slots_TW = slots_TW.to(self.source.dtype)
+        return slots_TW, torch.cat([self.prefix.slots_PW, slots_TW.float()])
+
+    def _by_head(self, part: str) -> torch.Tensor:
+        """[H, outputs of a head, inputs]."""
+        weight = needed(self.source, self.role + part)
+        return weight.view(self.spec.num_heads, -1, weight.shape[1])
+
+    def _product(self, part: str, x: torch.Tensor) -> torch.Tensor:
+        return tiled_product(x, needed(self.source, self.role + part))
+
+    def _norm(self, part: str, x: torch.Tensor, eps: float) -> torch.Tensor:
+        return rms_norm(x, self.source.vector(self.role + part), eps)

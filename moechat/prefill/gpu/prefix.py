@@ -1,0 +1,77 @@
+"""What a layer's tokens see of the cached tokens before them.
+
+Shapes: P slots of the prefix that are seen, T new tokens, W elements of a slot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch  # type: ignore[import-not-found, unused-ignore]
+from numpy.typing import NDArray
+
+from moechat.kv.cache import KVCache
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """The slots before a span, in one layer.
+
+    ``unseen``: slots before ``slots_PW`` (float32, on the device) that no token sees.
+    ``visible_begin`` (int64 [T], host memory): the first of the P + T keys that each new token
+    sees; None without a window.
+    """
+
+    slots_PW: torch.Tensor
+    unseen: int
+    visible_begin: torch.Tensor | None
+
+
+def read_prefix(
+    cache: KVCache,
+    layer: int,
+    num_slots: int,
+    first_position: int,
+    num_tokens: int,
+    device: torch.device,
+) -> Prefix:
+    """Of the first ``num_slots`` of a layer; the span begins at ``first_position``.
+
+    Positions rise with the slots, but need not be all there: what a policy dropped is absent.
+    ValueError when the cache has let go of what the span sees.
+    """
+    window, native = cache.windows[layer], cache.native
+    first_slot, begin_position, _ = native.place(layer)
+    needed = max(0, first_position - window + 1) if window else 0
+    if native.num_slots(layer) < num_slots or begin_position > needed:
+        raise ValueError("the cache no longer holds what the span follows")
+    held = native.positions(layer, first_slot, num_slots)
+    visible_begin, skipped = None, 0
+    if window:
+        ends = first_position + np.arange(num_tokens) - window  # the last position left out
+        begins = np.searchsorted(held, ends, side="right")
+        skipped = int(begins[0])
+        own = np.arange(num_tokens) - window + 1
+        begins = np.where(own >= 0, len(held) + own, begins) - skipped
+        visible_begin = torch.from_numpy(begins.astype(np.int64))
+    unseen = first_slot + skipped
+    slots_PW = _floats(native.read(layer, unseen, num_slots)).to(device).float()
+    return Prefix(slots_PW, unseen, visible_begin)
+
+
+def _floats(slots: NDArray[Any]) -> torch.Tensor:
+    """The cache's own type as torch's: uint16 holds the bits of BF16."""
+    if slots.dtype == np.uint16:
+        return torch.from_numpy(slots.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(slots)
+
+
+def host_slots(slots_TW: torch.Tensor) -> NDArray[Any]:
+    """The reverse: bfloat16 or float32 slots as the cache takes them, in memory of their own."""
+    there = slots_TW.detach().to("cpu", copy=True).contiguous()
+    if there.dtype == torch.bfloat16:
+        return there.view(torch.int16).numpy().view(np.uint16)
+    array: NDArray[Any] = there.numpy()
+    return array

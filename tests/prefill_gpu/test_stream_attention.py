@@ -1,0 +1,75 @@
+"""Attention in groups of heads, and joined of a prefix and a span: as large models on CUDA."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'moechat[gpu]'")
+from moechat.prefill.gpu import attention, layer_attention  # noqa: E402
+from moechat.prefill.gpu.attention import AttentionRule, attend, choose_backend  # noqa: E402
+
+
+def fused(q, k, v, scale, *, causal):
+    """What the operator of cuDNN gives, in float32."""
+    scores = q.float() @ k.float().transpose(-1, -2) * scale
+    if causal:
+        assert scores.shape[-1] == scores.shape[-2]
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), -torch.inf)
+    sums = scores.logsumexp(-1, keepdim=True)
+    return ((scores - sums).exp() @ v.float()).to(q.dtype), sums
+
+
+@pytest.mark.parametrize(("tokens", "keys"), [(1, 1), (70, 70), (70, 171), (1, 9)])
+@pytest.mark.parametrize(("heads", "groups"), [(4, 4), (6, 2)])
+def test_prefix_and_span_are_joined(tokens, keys, heads, groups, monkeypatch):
+    monkeypatch.setattr(attention, "_fused", fused)
+    random = torch.Generator().manual_seed(tokens + keys)
+
+    def rows(*shape):  # values that BF16 holds
+        return torch.randn(shape, generator=random).bfloat16().float()
+
+    q, k, v = rows(tokens, heads, 24), rows(keys, groups, 24), rows(keys, groups, 16)
+    rule = AttentionRule(scale=0.3)
+    plain, joined = (attend(backend, q, k, v, rule) for backend in ("plain", "cudnn"))
+    assert joined.shape == plain.shape == (tokens, heads, 16)
+    assert (joined.float() - plain).abs().max() <= 2.0**-7  # values are below 2: a rounding each
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "rule", "backend"),
+    [
+        ("cuda", torch.bfloat16, AttentionRule(1.0), "cudnn"),
+        ("cuda", torch.float32, AttentionRule(1.0), "plain"),
+        ("cpu", torch.bfloat16, AttentionRule(1.0), "plain"),
+        ("cuda", torch.bfloat16, AttentionRule(1.0, softcap=50.0), "plain"),
+        ("cuda", torch.bfloat16, AttentionRule(1.0, sinks_H=torch.zeros(2)), "plain"),
+        ("cuda", torch.bfloat16, AttentionRule(1.0, visible_begin=torch.zeros(2)), "plain"),
+    ],
+)
+def test_backend_is_named(device, dtype, rule, backend):
+    assert choose_backend(torch.device(device), dtype, rule) == backend
+
+
+@pytest.mark.parametrize(("limit", "counts"), [(3, [2, 2]), (1, [1] * 4), (4, [4])])
+def test_heads_in_even_groups(limit, counts, monkeypatch):
+    """4 heads, at most ``limit`` at a time."""
+    from plain_source import PlainSource
+    from test_stream_prefill import NEVER, both
+
+    name = "deepseek_v3_bf16"
+    spec = PlainSource(name, "exact").spec
+    sizes, keys = spec.attention, 150
+    head_bytes = 8 * (sizes.nope_dim + sizes.rope_dim + sizes.v_dim) * keys
+    monkeypatch.setattr(layer_attention, "_GROUP_BYTES", limit * head_bytes)
+    seen = []
+
+    def noted(backend, q, k, v, rule):
+        seen.append(q.shape[1])
+        return attend(backend, q, k, v, rule)
+
+    monkeypatch.setattr(layer_attention, "attend", noted)
+    _, (native, streamed) = both(name, "exact", 75)
+    theirs, ours = native.run_layer(NEVER, 20), streamed.run_layer(NEVER, 20)
+    assert seen == counts
+    assert abs(ours.window_mass_n - theirs.window_mass_n).max() <= 1e-4
+    assert abs(streamed.hidden_TD - native.hidden_TD).max() <= 1e-3
