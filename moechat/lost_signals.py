@@ -7,7 +7,6 @@ it raises there is printed and forgotten: one Ctrl-C, or one SIGTERM, would go l
 from __future__ import annotations
 
 import _thread
-import ctypes
 import sys
 import threading
 import time
@@ -33,6 +32,8 @@ def keep_lost_signals() -> None:
 
 def _raise_in(thread_ident: int, error: BaseException) -> None:
     """A moment later: at once would be inside the hook, where it would be ignored again."""
+    import ctypes  # no start waits for it
+
     time.sleep(_MOMENT_SECONDS)
     kind = type(error)
     if isinstance(error, SystemExit):  # only a class can be raised in this way
