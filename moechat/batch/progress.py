@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import BinaryIO
 
-from moechat.events import Finished
+from moechat.sizes import duration_text
 
 _CHUNK_BYTES = 1 << 20
 _RATE_AFTER_SECONDS = 0.5  # before that a rate is noise
@@ -27,8 +27,6 @@ class Progress:
     ) -> None:
         self.num_lines, self.num_done, self.num_failed = num_lines, 0, 0
         self.num_tokens = 0  # sampled
-        self.num_dropping = 0  # answers whose KV policy dropped tokens of the prompt
-        self.most_dropped = 0.0  # the largest fraction of a prompt
         self._clock, self._began = clock, clock()
         self._lock = threading.Lock()
 
@@ -37,8 +35,8 @@ class Progress:
         with self._lock:
             self.num_tokens += 1
 
-    def blank(self) -> None:
-        """A line without a prompt is done."""
+    def done(self) -> None:
+        """A line is done whose answer is complete, or that asks nothing."""
         with self._lock:
             self.num_done += 1
 
@@ -47,14 +45,6 @@ class Progress:
         with self._lock:
             self.num_done += 1
             self.num_failed += 1
-
-    def answered(self, finished: Finished) -> None:
-        """A line is done whose answer is complete."""
-        dropped = finished.stats.kv_dropped_fraction
-        with self._lock:
-            self.num_done += 1
-            self.num_dropping += dropped > 0
-            self.most_dropped = max(self.most_dropped, dropped)
 
     @property
     def seconds(self) -> float:
@@ -78,7 +68,7 @@ class Progress:
             parts.append(f"{self.tokens_per_second:,.0f} tok/s")
         if total is not None and 0 < self.num_done < total:
             left = self.seconds * (total - self.num_done) / self.num_done
-            parts.append(f"about {_duration(left)} left")
+            parts.append(f"about {duration_text(left)} left")
         return ", ".join(parts)
 
     def summary(self, num_results: int, num_failed: int) -> str:
@@ -86,7 +76,7 @@ class Progress:
         rate = f"{self.tokens_per_second:,.0f} tok/s"
         return (
             f"{num_results:,} {_lines(num_results)}, {num_failed:,} failed; "
-            f"{self.num_tokens:,} tokens in {_duration(self.seconds)}, {rate}"
+            f"{self.num_tokens:,} tokens in {duration_text(self.seconds)}, {rate}"
         )
 
     def summary_json(self, num_results: int, num_failed: int) -> str:
@@ -122,11 +112,3 @@ def count_lines(source: BinaryIO) -> int | None:
 
 def _lines(number: int) -> str:
     return "line" if number == 1 else "lines"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-    if seconds < 100 * 60:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"

@@ -195,12 +195,12 @@ class _Batch:
         try:
             content = decode_line(line)
             if content is None:
-                progress.blank()
+                progress.done()
                 return _Answered()
             names = names_of(content)
             turns = turns_of(content, self._system)
             result, finished = self._ask(conversation, turns)
-            progress.answered(finished)
+            progress.done()
             return _Answered(names | result, finished)
         except MoechatError as error:
             failure = {"name": error.name, "message": error.message}

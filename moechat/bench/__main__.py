@@ -24,6 +24,7 @@ from moechat.bench.settings import (
     Options,
 )
 from moechat.errors import MoechatError, system_error_text
+from moechat.lost_signals import keep_lost_signals
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -83,4 +84,5 @@ def _add(parser: argparse.ArgumentParser, options: Options) -> None:
 
 
 if __name__ == "__main__":
+    keep_lost_signals()
     sys.exit(main())

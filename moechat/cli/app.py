@@ -40,7 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise Usage("stdout is closed", "there is nowhere for an answer to go")
         if argv is None:
             from moechat.cli.interrupt import Interrupt
+            from moechat.lost_signals import keep_lost_signals
 
+            keep_lost_signals()
             # Never left: another Ctrl-C while the interpreter ends would print a traceback.
             Interrupt(whole_process=True).__enter__()
         from moechat.cli.options import Invocation

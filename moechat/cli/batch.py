@@ -10,8 +10,8 @@ from typing import BinaryIO
 
 from moechat.cli import options
 from moechat.cli.answer_lines import Lines
-from moechat.cli.prompt_text import FileMissing, system_text
-from moechat.cli.run import start
+from moechat.cli.prompt_text import FileMissing
+from moechat.cli.run import shared_options, start
 from moechat.errors import Usage
 
 
@@ -53,35 +53,12 @@ def batch(
       moechat batch questions.jsonl --model mini --temperature 0 --concurrency 8
       tail -n +100 questions.jsonl | moechat batch -
     """
+    given = locals()
     rest = f"{'FILE' if file == '-' else shlex.quote(file)} | moechat batch - …"
     with _opened(file) as source:
         return start(
-            model=model,
+            **shared_options(given),
             prompt=None,
-            sampling={
-                "temperature": temperature,
-                "top_k": top_k,
-                "top_p": top_p,
-                "min_p": min_p,
-                "repetition_penalty": repetition_penalty,
-                "presence_penalty": presence_penalty,
-                "seed": seed,
-                "stop": stop,
-                "max_tokens": max_tokens,
-            },
-            system=system_text(system, system_file),
-            think=think,
-            reasoning_effort=reasoning_effort,
-            settings={
-                "compute": compute,
-                "threads": threads,
-                "kv": kv,
-                "kv_budget": kv_budget,
-                "context_tokens": ctx,
-                "speculate": speculate,
-            },
-            resident=resident,
-            stats=stats,
             lines=Lines(source, concurrency, rest),
             chat=None,
         )

@@ -74,36 +74,13 @@ def run(
     (a string or a whole number) is repeated. What the model thought before its
     answer is "reasoning", beside "text".
     """
+    given = locals()
     chat = _is_chat(prompt, batch)
     if concurrency is not None and not batch:
         raise Usage("--concurrency is for batches", "there is one conversation", "Add --batch")
     return start(
-        model=model,
+        **shared_options(given),
         prompt=prompt,
-        sampling={
-            "temperature": temperature,
-            "top_k": top_k,
-            "top_p": top_p,
-            "min_p": min_p,
-            "repetition_penalty": repetition_penalty,
-            "presence_penalty": presence_penalty,
-            "seed": seed,
-            "stop": stop,
-            "max_tokens": max_tokens,
-        },
-        system=system_text(system, system_file),
-        think=think,
-        reasoning_effort=reasoning_effort,
-        settings={
-            "compute": compute,
-            "threads": threads,
-            "kv": kv,
-            "kv_budget": kv_budget,
-            "context_tokens": ctx,
-            "speculate": speculate,
-        },
-        resident=resident,
-        stats=stats,
         lines=Lines(sys.stdin.buffer, concurrency) if batch else None,
         chat=Look(plain, not no_history, debug) if chat else None,
     )
@@ -116,6 +93,22 @@ class Look:
     plain: bool
     history: bool
     debug: bool
+
+
+def shared_options(given: dict[str, Any]) -> dict[str, Any]:
+    """What ``start`` takes of the options that ``run`` and ``batch`` both have, by their names."""
+
+    def named(names: str) -> dict[str, Any]:
+        return {name: given[name] for name in names.split()}
+
+    return {
+        **named("model think reasoning_effort resident stats"),
+        "sampling": named("temperature top_k top_p min_p repetition_penalty presence_penalty")
+        | named("seed stop max_tokens"),
+        "system": system_text(given["system"], given["system_file"]),
+        "settings": named("compute threads kv kv_budget speculate")
+        | {"context_tokens": given["ctx"]},
+    }
 
 
 def start(

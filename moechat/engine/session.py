@@ -77,8 +77,7 @@ class Session:
 
     def rewind(self, num_tokens: int) -> int:
         """Keep the first ``num_tokens`` tokens; returns how many must be prefilled again."""
-        if not self._busy.acquire(blocking=False):
-            raise _busy()
+        self._lock()
         try:
             self.timeline.rewind(num_tokens)
             self.truncate(num_tokens)
@@ -154,8 +153,11 @@ class Session:
         self._engine.check_open()
         if self._closed:
             raise EngineClosed("the session is closed")
+        self._lock()
+
+    def _lock(self) -> None:
         if not self._busy.acquire(blocking=False):
-            raise _busy()
+            raise SessionBusy("the session is busy", "another request is under way", "Wait for it")
 
     def _on_decode(self, action: Callable[[], Any]) -> Any:
         """What ``action()`` gives on the decode thread, which steps all sessions in between."""
@@ -197,7 +199,3 @@ class Session:
         done = threading.Event()
         self._engine.decode.channel.send(Truncate(self.cache, position, done.set))
         done.wait()
-
-
-def _busy() -> SessionBusy:
-    return SessionBusy("the session is busy", "another request is under way", "Wait for it")

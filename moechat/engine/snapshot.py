@@ -9,13 +9,11 @@ change unnoticed.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import json
 import os
 import struct
-import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -32,6 +30,7 @@ from moechat.kv.layout import Kind, KVLayout, Part
 from moechat.kv.packet import TIER_NATIVE, VERSION, KVPacket, verify
 from moechat.models.spec import ModelSpec
 from moechat.weights.fingerprint import files_fingerprint
+from moechat.whole_file import whole_file
 
 MAGIC = b"moechkv\0"
 FORMAT = 1
@@ -82,19 +81,10 @@ class KVSnapshot:
 
         Raises DoesNotFit when the disk is full, MoechatError for what else the system refuses.
         """
-        path, temporary = Path(path), ""
         try:
-            handle, temporary = tempfile.mkstemp(prefix=".snapshot-", dir=path.parent)
-            with os.fdopen(handle, "wb") as file:
+            with whole_file(Path(path), durable=True) as file:
                 self._write(file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException as error:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            if not isinstance(error, OSError):
-                raise
+        except OSError as error:
             what, why = f"{path} cannot be written", error.strerror or str(error)
             if error.errno in _FULL:
                 raise DoesNotFit(what, why, f"The KV takes {self.num_bytes} bytes") from None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-_PIECE_ROWS = 64  # float64 logits of a large vocabulary, a few dozen megabytes at a time
+PIECE_ROWS = 64  # float64 logits of a large vocabulary, a few dozen megabytes at a time
 _MAX_EXPONENT = 700.0  # exp() of more is no float64 any more
 
 
@@ -34,13 +34,19 @@ class Likelihood:
 def likelihood(logits_TV: NDArray[np.float32], next_ids: Sequence[int]) -> Likelihood:
     """Of the T tokens that follow: row t of the logits predicts ``next_ids[t]``."""
     nats = 0.0
-    for begin in range(0, len(next_ids), _PIECE_ROWS):
-        targets = next_ids[begin : begin + _PIECE_ROWS]
-        piece_TV = logits_TV[begin : begin + len(targets)].astype(np.float64)
-        piece_TV -= piece_TV.max(axis=1, keepdims=True)
-        chosen_T = piece_TV[np.arange(len(targets)), targets]
-        nats += float(np.sum(np.log(np.exp(piece_TV).sum(axis=1)) - chosen_T))
+    for begin in range(0, len(next_ids), PIECE_ROWS):
+        targets = next_ids[begin : begin + PIECE_ROWS]
+        piece_TV = log_softmax(logits_TV[begin : begin + len(targets)])
+        nats -= float(np.sum(piece_TV[np.arange(len(targets)), targets]))
     return Likelihood(nats, len(next_ids))
+
+
+def log_softmax(logits_TV: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Logarithms of the probabilities; float64, so of PIECE_ROWS rows at a time."""
+    shifted_TV: NDArray[np.float64] = logits_TV.astype(np.float64)
+    shifted_TV -= shifted_TV.max(axis=1, keepdims=True)
+    shifted_TV -= np.log(np.exp(shifted_TV).sum(axis=1, keepdims=True))
+    return shifted_TV
 
 
 @dataclass(frozen=True, slots=True)

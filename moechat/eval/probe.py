@@ -21,6 +21,7 @@ from moechat.engine.kv_choice import complete_budget
 from moechat.engine.session import Session
 from moechat.errors import Usage
 from moechat.eval.crossing import cross
+from moechat.eval.likelihood import PIECE_ROWS, log_softmax
 from moechat.eval.needle import ANSWER_TOKENS, Trial, ask, built_in_sentences, make_trials
 from moechat.eval.progress import Progress
 from moechat.kv.layout import KVLayout
@@ -30,7 +31,6 @@ from moechat.kv.verdict import CAUTIOUS_TIERS, Verdict
 BUDGET = 0.3
 DEPTHS_PERCENT = (10.0, 50.0, 90.0)
 DOCUMENT_TOKENS, SCORED_TOKENS = 2000, 340  # of each trial, where the context has room
-_PIECE_ROWS = 64  # float64 logits of a large vocabulary, a few dozen megabytes at a time
 
 Show = Callable[[str], None]
 
@@ -95,18 +95,11 @@ def harshest_policy(layout: KVLayout) -> KVPolicy:
 def divergence_nats(native_TV: NDArray[np.float32], other_TV: NDArray[np.float32]) -> float:
     """Kullback-Leibler divergence from native to other, summed over the tokens; in float64."""
     total = 0.0
-    for begin in range(0, len(native_TV), _PIECE_ROWS):
-        native = _log_softmax(native_TV[begin : begin + _PIECE_ROWS])
-        other = _log_softmax(other_TV[begin : begin + _PIECE_ROWS])
+    for begin in range(0, len(native_TV), PIECE_ROWS):
+        native = log_softmax(native_TV[begin : begin + PIECE_ROWS])
+        other = log_softmax(other_TV[begin : begin + PIECE_ROWS])
         total += float(np.sum(np.exp(native) * (native - other)))
     return total
-
-
-def _log_softmax(logits_TV: NDArray[np.float32]) -> NDArray[np.float64]:
-    shifted: NDArray[np.float64] = logits_TV.astype(np.float64)
-    shifted -= shifted.max(axis=1, keepdims=True)
-    shifted -= np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    return shifted
 
 
 def _lengths(engine: Engine) -> tuple[int, int]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from moechat.sizes import duration_text
+
 _SETTLING_SECONDS = 3.0  # before that a guess is worth nothing
 
 
@@ -26,11 +28,4 @@ class Progress:
         if not self._done or elapsed < _SETTLING_SECONDS:
             return ""
         seconds = elapsed * (self._work - self._done) / self._done
-        return f", about {_duration(seconds)} left"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{max(round(seconds), 1)} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{round(minutes / 60)} h"
+        return f", about {duration_text(max(seconds, 1))} left"

@@ -5,12 +5,9 @@ The probe itself runs a model and is moechat.eval.probe.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 import sys
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +20,7 @@ from moechat.kv.ladder import LOSS, TIERS
 from moechat.kv.packet import VERSION
 from moechat.kv.policy import NUM_SINKS, WINDOW
 from moechat.kv.tiers import BITS, ROTARY_OF_INT4
+from moechat.whole_file import whole_file
 
 CAUTIOUS_TIERS = 2  # of a model that was not probed, or did not pass
 _MOST_TRIALS, _MOST_BYTES = 100, 10_000
@@ -103,20 +101,16 @@ def _read(name: str) -> dict[str, Any]:
 
 def store_verdict(name: str, verdict: Verdict) -> str:
     """Keep it, whole or not at all; why that could not be done, or ""."""
-    temporary, folder = "", None
     try:
-        folder = cache_folder()
-        folder.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix="kv-probe-", dir=folder)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(verdict.keys(), file)
-        os.replace(temporary, _path(name))
-    except (OSError, Usage) as error:  # a full disk, a folder of somebody else, no home
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        if isinstance(error, Usage):
-            return f"{error.what}, {error.why}"
-        return f"{str(folder)!a}: {error.strerror or error}"
+        path = _path(name)
+    except Usage as error:  # no home
+        return f"{error.what}, {error.why}"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(path) as file:
+            file.write(json.dumps(verdict.keys()).encode())
+    except OSError as error:  # a full disk, a folder of somebody else
+        return f"{str(path.parent)!a}: {error.strerror or error}"
     return ""
 
 

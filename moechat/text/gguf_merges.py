@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
-import tempfile
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from moechat.whole_file import whole_file
 
 _LAYOUT = b"moechat merges 1"  # another layout or another order of merges: another name
 _DIGEST_BYTES = 32
@@ -93,13 +93,8 @@ def _write(path: Path, pairs: Pairs) -> None:
     """Put the file there whole or not at all; another process may be doing the same."""
     body = pairs.astype("<i4").tobytes()
     content = hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() + body
-    temporary = ""
-    try:
+    # A full disk, a folder of somebody else: only time is lost.
+    with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix="merges-", dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
+        with whole_file(path) as file:
             file.write(content)
-        os.replace(temporary, path)
-    except OSError:  # a full disk, a folder of somebody else: only time is lost
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)

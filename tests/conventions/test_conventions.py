@@ -26,7 +26,7 @@ LAYERS = [
     ["models", "text", "registry"],
     ["folders", "json_file", "gguf_magic"],
     ["messages", "events"],
-    ["errors", "sizes", "terminal_size"],
+    ["errors", "lost_signals", "sizes", "terminal_size", "whole_file"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 MAX_LINES = {".py": 400, ".cpp": 400, ".h": 400, ".inl": 600}

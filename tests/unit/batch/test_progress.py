@@ -6,7 +6,6 @@ import os
 import pytest
 
 from moechat.batch.progress import Progress, count_lines
-from moechat.events import Finished
 
 
 class Clock:
@@ -21,13 +20,13 @@ def test_the_line_has_counts_rate_and_the_time_left():
     progress = Progress(600, clock)
     assert progress.text() == "0 of 600 lines, 0 failed"
     for _ in range(31):
-        progress.answered(Finished("stop"))
+        progress.done()
     for _ in range(2100):
         progress.token()
     clock.now += 10
     assert progress.text() == "31 of 600 lines, 0 failed, 210 tok/s, about 3 min left"
     progress.failed()
-    progress.blank()
+    progress.done()
     assert progress.text().startswith("33 of 600 lines, 1 failed, ")
     assert progress.summary(32, 1) == "32 lines, 1 failed; 2,100 tokens in 10 s, 210 tok/s"
 
@@ -35,8 +34,8 @@ def test_the_line_has_counts_rate_and_the_time_left():
 @pytest.mark.parametrize("num_lines", [None, 1])
 def test_without_a_total_or_past_it_no_time_is_promised(num_lines):
     progress = Progress(num_lines, Clock())
-    progress.blank()
-    progress.blank()
+    progress.done()
+    progress.done()
     assert progress.text() == "2 lines, 0 failed"
 
 
@@ -46,7 +45,7 @@ def test_without_a_total_or_past_it_no_time_is_promised(num_lines):
 def test_the_time_left_has_a_unit_of_its_size(seconds, words):
     clock = Clock()
     progress = Progress(20, clock)
-    progress.blank()
+    progress.done()
     clock.now += seconds / 20
     assert progress.text().endswith(f"about {words} left")
 

@@ -13,9 +13,9 @@ from moechat.eval.progress import Progress
         (2, 50, ""),  # too early
         (10, 0, ""),
         (10, 50, ", about 10 s left"),
-        (10, 100, ", about 1 s left"),
+        (10, 100, ", about 1.0 s left"),
         (100, 25, ", about 5 min left"),
-        (3600, 10, ", about 9 h left"),
+        (3600, 10, ", about 9.0 h left"),
     ],
 )
 def test_the_rest_takes_as_long_as_what_was_done(seconds, done, left):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kv_layouts import GROUPED, LATENT, grouped, latent
+from kv_layouts import GROUPED, LATENT, grouped, spans
 
 from moechat import _native
 from moechat.errors import KVNotEncodable, PacketRefused
@@ -48,20 +48,6 @@ def make_packet(layout: KVLayout = GROUPED, compute: str = "bf16", centre: bool 
     positions = np.arange(5, 5 + len(tiers), dtype=np.int32)
     rows = make_rows(len(tiers), layout, compute)
     return encode_packet(1, 2, 3, positions, rows, tiers, layout, centre_keys=centre)
-
-
-@st.composite
-def spans(draw: st.DrawFn) -> tuple[KVLayout, str, np.ndarray, int, bool]:
-    if draw(st.booleans()):
-        layout = grouped(draw(st.integers(1, 3)), draw(st.integers(1, 40)))
-        codes = [*Tier, DROPPED]
-    else:
-        layout = latent(draw(st.integers(1, 70)), draw(st.integers(1, 9)))
-        codes = [tier for tier in Tier if tier != Tier.K8V4] + [DROPPED]
-    tiers = draw(st.lists(st.sampled_from(codes), max_size=20))
-    compute = draw(st.sampled_from(list(COMPUTES)))
-    seed, centre = draw(st.integers(0, 2**32 - 1)), draw(st.booleans())
-    return layout, compute, np.array(tiers, np.uint8), seed, centre
 
 
 @settings(deadline=None)

@@ -9,8 +9,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
-from kv_layouts import GROUPED, LATENT, grouped, latent
+from kv_layouts import GROUPED, LATENT, grouped, latent, spans
 
 from moechat.errors import KVNotEncodable, PacketRefused
 from moechat.kv import packet as native
@@ -97,20 +96,6 @@ def decode_both(packet: KVPacket, layout: KVLayout, compute: str) -> None:
         assert rows.dtype == {"bf16": torch.bfloat16, "exact": torch.float32}[compute]
         assert rows.device.type == device and tuple(rows.shape) == wanted.shape
         assert bits_of(rows.cpu()) == wanted.tobytes()
-
-
-@st.composite
-def spans(draw: st.DrawFn) -> tuple[KVLayout, str, np.ndarray, int, bool]:
-    if draw(st.booleans()):
-        layout = grouped(draw(st.integers(1, 3)), draw(st.integers(1, 40)))
-        codes = [*Tier, DROPPED]
-    else:
-        layout = latent(draw(st.integers(1, 70)), draw(st.integers(1, 9)))
-        codes = [tier for tier in Tier if tier != Tier.K8V4] + [DROPPED]
-    tiers = draw(st.lists(st.sampled_from(codes), max_size=20))
-    compute = draw(st.sampled_from(list(BITS)))
-    seed, centre = draw(st.integers(0, 2**32 - 1)), draw(st.booleans())
-    return layout, compute, np.array(tiers, np.uint8), seed, centre
 
 
 @settings(deadline=None)
