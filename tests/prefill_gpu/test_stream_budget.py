@@ -8,9 +8,9 @@ from stored_models import bind
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'moechat[gpu]'")
 from moechat.errors import DoesNotFit  # noqa: E402
+from moechat.gpu_weights.stored import StoredWeights  # noqa: E402
 from moechat.prefill.gpu.budget import MAX_SLOTS, fit_settings  # noqa: E402
 from moechat.prefill.gpu.plan import StreamSettings  # noqa: E402
-from moechat.prefill.gpu.stored import StoredWeights  # noqa: E402
 from moechat.prefill.gpu.streamed_source import StreamedSource  # noqa: E402
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
+from moechat.gpu_weights.products import add_bias, rms_norm, tiled_product
 from moechat.models.spec import GroupedAttention, LatentAttention, ModelSpec
 from moechat.prefill.gpu.attention import (
     AttentionRule,
@@ -21,7 +22,6 @@ from moechat.prefill.gpu.attention import (
     choose_backend,
 )
 from moechat.prefill.gpu.prefix import Prefix
-from moechat.prefill.gpu.products import add_bias, rms_norm, tiled_product
 from moechat.prefill.gpu.rope import Angles, rotate
 from moechat.prefill.gpu.source import LayerSource, needed
 

@@ -14,14 +14,7 @@ from numpy.typing import NDArray
 
 from moechat import _native
 from moechat.errors import NonFiniteLogits
-from moechat.kv.cache import KVCache
-from moechat.models.spec import ModelSpec
-from moechat.prefill.cpu import LayerOutput
-from moechat.prefill.gpu.attention import Backend
-from moechat.prefill.gpu.experts import add_experts, add_mlp, group_tokens
-from moechat.prefill.gpu.layer_attention import LayerAttention
-from moechat.prefill.gpu.prefix import host_slots, read_prefix
-from moechat.prefill.gpu.products import (
+from moechat.gpu_weights.products import (
     add_bias,
     product,
     rms_norm,
@@ -30,6 +23,13 @@ from moechat.prefill.gpu.products import (
     tiled_product,
     tiles,
 )
+from moechat.kv.cache import KVCache
+from moechat.models.spec import ModelSpec
+from moechat.prefill.cpu import LayerOutput
+from moechat.prefill.gpu.attention import Backend
+from moechat.prefill.gpu.experts import add_experts, add_mlp, group_tokens
+from moechat.prefill.gpu.layer_attention import LayerAttention
+from moechat.prefill.gpu.prefix import host_slots, read_prefix
 from moechat.prefill.gpu.rope import Angles, angles
 from moechat.prefill.gpu.router import route
 from moechat.prefill.gpu.source import LayerSource, needed

@@ -15,15 +15,15 @@ import numpy as np
 import torch  # type: ignore[import-not-found, unused-ignore]
 from numpy.typing import NDArray
 
+from moechat.gpu_weights.decode import decode, is_view
+from moechat.gpu_weights.stored import StoredWeights
 from moechat.models.spec import BoundTensor, ModelSpec
 from moechat.prefill.gpu import register
-from moechat.prefill.gpu.decode import decode, is_view
 from moechat.prefill.gpu.parcel import Parcel, Slot
 from moechat.prefill.gpu.plan import Group, StreamPlan, StreamSettings, ring_for
 from moechat.prefill.gpu.register import Registrar
 from moechat.prefill.gpu.ring import Feeder, Item, Ring
 from moechat.prefill.gpu.source import ExpertGroup
-from moechat.prefill.gpu.stored import StoredWeights
 from moechat.prefill.gpu.transfer import CpuTransfer, CudaPageLock, CudaTransfer, Transfer
 
 # The CPU computes these in float32 in both modes, too.

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
-from moechat.prefill.gpu.stored import Layout
+from moechat.gpu_weights.stored import Layout
 
 _PLAIN = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _SCALES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -24,7 +24,7 @@ _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 def _triton() -> Any:
     """The module with the kernel, or None where triton is missing."""
     try:
-        from moechat.prefill.gpu import triton_decode
+        from moechat.gpu_weights import triton_decode
     except ImportError:
         return None
     return triton_decode
