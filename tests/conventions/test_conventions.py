@@ -22,7 +22,7 @@ LAYERS = [
     ["terminal", "batch", "bench"],
     ["engine", "quantize"],
     ["prefill", "decode"],
-    ["kv", "weights", "sample"],
+    ["kv", "weights", "gpu_weights", "sample"],
     ["models", "text", "registry"],
     ["folders", "json_file", "gguf_magic"],
     ["messages", "events"],

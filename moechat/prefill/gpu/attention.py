@@ -15,7 +15,7 @@ from typing import Literal
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
-from moechat.prefill.gpu.products import softcap, tiles
+from moechat.gpu_weights.products import softcap, tiles
 
 Backend = Literal["cudnn", "plain"]
 _SCORE_BYTES = 256 << 20  # of one block of queries on CUDA

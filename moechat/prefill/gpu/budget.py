@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch  # type: ignore[import-not-found, unused-ignore]
 
 from moechat.errors import DoesNotFit
-from moechat.prefill.gpu.decode import is_view
+from moechat.gpu_weights.decode import is_view
+from moechat.gpu_weights.stored import StoredMatrix, StoredWeights, total_bytes
 from moechat.prefill.gpu.plan import StreamSettings
-from moechat.prefill.gpu.stored import StoredMatrix, StoredWeights, total_bytes
 
 MIN_SLOTS, USUAL_SLOTS, MAX_SLOTS = 2, 3, 8
 # Beyond that a group's products gain nothing, and the first one comes later.

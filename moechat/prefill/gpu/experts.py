@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
+from moechat.gpu_weights.products import add_bias, product, tiled_product, tiles
 from moechat.models.spec import ModelSpec
-from moechat.prefill.gpu.products import add_bias, product, tiled_product, tiles
 from moechat.prefill.gpu.source import ExpertGroup, LayerSource, needed
 
 
