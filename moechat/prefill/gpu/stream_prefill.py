@@ -40,7 +40,8 @@ class StreamPrefill:
 
     ``chunk_tokens``: how many tokens' wide activations are held at once, rounded up to whole tiles
     of a product; no bit of the result depends on it. ``cache`` must be of the source's type.
-    ValueError for ids that the model does not have.
+    With ``start_layer`` and ``hidden_TD``, another span's at its ``next_layer``, it goes on from
+    there with the same bits. ValueError for ids that the model does not have.
     """
 
     def __init__(
@@ -51,6 +52,8 @@ class StreamPrefill:
         ids: Sequence[int],
         *,
         chunk_tokens: int = 8192,
+        start_layer: int = 0,
+        hidden_TD: NDArray[np.float32] | None = None,
     ) -> None:
         tokens = np.array(ids, np.int64)
         if not tokens.size or tokens.min() < 0 or tokens.max() >= spec.vocab_size:
@@ -59,6 +62,10 @@ class StreamPrefill:
             raise ValueError(f"the cache is of mode {cache.compute}, the weights are not")
         if chunk_tokens < 1:
             raise ValueError("chunk_tokens must be positive")
+        if not 0 <= start_layer <= spec.num_layers or (start_layer > 0) != (hidden_TD is not None):
+            raise ValueError("a start between layers needs the layer's number and hidden states")
+        if hidden_TD is not None and hidden_TD.shape != (len(tokens), spec.hidden_size):
+            raise ValueError("the hidden states are not those of these tokens")
         self._spec, self._source, self._cache = spec, source, cache
         self._tokens = torch.from_numpy(tokens)
         tile = tile_rows(source.device)
@@ -67,28 +74,32 @@ class StreamPrefill:
         self._prefix_slots = [cache.native.num_slots(layer) for layer in range(spec.num_layers)]
         self._angles: dict[int, Angles] = {}
         self._x_TD = torch.empty(0)
-        self._layer, self._spent = 0, False
+        if hidden_TD is not None:
+            self._x_TD = torch.from_numpy(np.array(hidden_TD, np.float32)).to(source.device)
+        self._layer, self._spent = start_layer, False
         self.attention_backends: list[Backend] = []  # of each layer that has run
 
     def run_layer(self, cancel: _native.CancelFlag, window: int = 0) -> LayerOutput | None:
-        """Run the next layer; None when ``cancel`` cut it, and the span is then spent.
+        """Run the next layer; None when ``cancel`` is raised, and the span stays where it is.
 
-        With ``window`` > 0 also the attention that the last ``window`` tokens give to every key.
-        Raises NonFiniteLogits, naming the layer.
+        A layer is not cut once it began. With ``window`` > 0 also the attention that the last
+        ``window`` tokens give to every key. Raises NonFiniteLogits, naming the layer; the span is
+        then spent, as after any other error.
         """
         if window < 0:
             raise ValueError("the window cannot be negative")
         if self._spent or self._layer >= self._spec.num_layers:
-            raise ValueError("all layers have run, or the prefill was cut")
+            raise ValueError("all layers have run, or one of them failed")
+        if cancel.raised:
+            return None
         layer, self._spent = self._layer, True  # unless all goes well
         self._source.begin(layer)
         try:
             with torch.inference_mode():
-                output = self._run_layer(layer, cancel, window)
+                output = self._run_layer(layer, window)
         finally:
             self._source.release(layer)
-        if output is not None:
-            self._layer, self._spent = layer + 1, False
+        self._layer, self._spent = layer + 1, False
         return output
 
     def logits(self, cancel: _native.CancelFlag, first: int) -> NDArray[np.float32] | None:
@@ -119,11 +130,16 @@ class StreamPrefill:
         self._spent = True
 
     @property
+    def next_layer(self) -> int:
+        """How many layers have run, those before ``start_layer`` included."""
+        return self._layer
+
+    @property
     def hidden_TD(self) -> NDArray[np.float32]:
-        """The residual stream after the layer that ran last, in host memory."""
+        """The residual stream on its way to ``next_layer``, in host memory; [0] before any ran."""
         return np.array(self._x_TD.cpu().numpy())
 
-    def _run_layer(self, layer: int, cancel: _native.CancelFlag, window: int) -> LayerOutput | None:
+    def _run_layer(self, layer: int, window: int) -> LayerOutput:
         spec, source, role = self._spec, self._source, f"layers.{layer}."
         if layer == 0:
             self._x_TD = self._embedded()
@@ -137,23 +153,19 @@ class StreamPrefill:
             source.device,
         )
         attention = LayerAttention(
-            spec, source, role, self._angles_of(layer), prefix, window, lambda: cancel.raised
+            spec, source, role, self._angles_of(layer), prefix, window, lambda: False
         )
         norm = source.vector(role + "attention_norm")
         normed_TD = rms_norm(x_TD, norm, eps, source.dtype)
         values_TV, slots_TW, mass_n, backend = attention.run(normed_TD)
         del normed_TD
-        if cancel.raised:
-            return None
         o_weight, o_bias = needed(source, role + "o"), source.vector(role + "o_bias")
         post_norm = source.vector(role + "post_attention_norm")
         for chunk in tiles(len(x_TD), self._chunk_tokens):
             branch_TD = add_bias(tiled_product(values_TV[chunk], o_weight), o_bias)
             x_TD[chunk] += rms_norm(branch_TD, post_norm, eps)
         del values_TV
-        ids_TK = self._feed_forward(layer, cancel)
-        if ids_TK is None:
-            return None
+        ids_TK = self._feed_forward(layer)
         if not bool(torch.isfinite(x_TD).all()):
             raise _non_finite(f"model.layers.{layer}")
         self.attention_backends.append(backend)
@@ -174,28 +186,24 @@ class StreamPrefill:
             self._angles[number] = angles(rope, self._first_position, count, self._source.device)
         return self._angles[number]
 
-    def _feed_forward(self, layer: int, cancel: _native.CancelFlag) -> NDArray[np.int32] | None:
+    def _feed_forward(self, layer: int) -> NDArray[np.int32]:
         """The MLP or the experts join the residual stream. Expert ids [T, K], [T, 0] if dense."""
         spec, source, role = self._spec, self._source, f"layers.{layer}."
         branch_TD = torch.zeros_like(self._x_TD)
         if spec.layers[layer].moe:
-            chosen = self._add_experts(layer, branch_TD, cancel)
+            chosen = self._add_experts(layer, branch_TD)
         else:
             norm = source.vector(role + "ffn_norm")
             inputs_TD = rms_norm(self._x_TD, norm, spec.rms_norm_eps, source.dtype)
             add_mlp(spec, source, role, inputs_TD, None, branch_TD, self._chunk_tokens)
             chosen = np.empty((len(branch_TD), 0), np.int32)
-        if cancel.raised:
-            return None
         post_norm = source.vector(role + "post_ffn_norm")
         for chunk in tiles(len(branch_TD), self._chunk_tokens):
             self._x_TD[chunk] += rms_norm(branch_TD[chunk], post_norm, spec.rms_norm_eps)
         return chosen
 
-    def _add_experts(
-        self, layer: int, branch_TD: torch.Tensor, cancel: _native.CancelFlag
-    ) -> NDArray[np.int32]:
-        """Routed and shared experts join ``branch_TD``; returns the ids. Cut: it is worthless."""
+    def _add_experts(self, layer: int, branch_TD: torch.Tensor) -> NDArray[np.int32]:
+        """Routed and shared experts join ``branch_TD``; returns the ids."""
         spec, source, role = self._spec, self._source, f"layers.{layer}."
         moe = spec.moe
         assert moe is not None
@@ -204,13 +212,10 @@ class StreamPrefill:
         ids_TK, weights_TK = route(moe, logits_TE, source.vector(role + "router_correction"))
         grouped = group_tokens(ids_TK, weights_TK, moe.num_experts)
         for group in source.expert_groups(layer):
-            if cancel.raised:
-                break
             add_experts(spec, group, inputs_TD, grouped, branch_TD)
-        else:
-            if moe.shared_intermediate_size:
-                shared = role + "shared."
-                add_mlp(spec, source, shared, inputs_TD, shared_T, branch_TD, self._chunk_tokens)
+        if moe.shared_intermediate_size:
+            shared = role + "shared."
+            add_mlp(spec, source, shared, inputs_TD, shared_T, branch_TD, self._chunk_tokens)
         chosen: NDArray[np.int32] = ids_TK.to(torch.int32).cpu().numpy()
         return chosen
 
