@@ -326,9 +326,27 @@ def test_nan_names_the_first_bad_layer():
     source = BadSource("llama", "exact")
     span = StreamPrefill(source.spec, source, new_cache("llama", "exact"), [5, 6, 7])
     span.run_layer(NEVER)
+    span.run_layer(NEVER)  # it is seen when the next layer is under way
     with pytest.raises(NonFiniteLogits, match=r"model\.layers\.1"):
         span.run_layer(NEVER)
-    assert source.log[-1] == "release 1"
+    assert source.log[-1] == "release 2"
+    with pytest.raises(ValueError, match="failed"):
+        span.run_layer(NEVER)
+
+
+def test_nan_of_the_last_layer():
+    last = loaded("llama", "exact").spec.num_layers - 1
+
+    class BadSource(PlainSource):
+        def vector(self, role):
+            values = super().vector(role)
+            return values * torch.nan if role == f"layers.{last}.ffn_norm" else values
+
+    source, cache = BadSource("llama", "exact"), new_cache("llama", "exact")
+    span = StreamPrefill(source.spec, source, cache, [5, 6, 7])
+    with pytest.raises(NonFiniteLogits, match=rf"model\.layers\.{last}"):
+        run(span, cache)
+    assert span.next_layer == last
 
 
 @pytest.mark.parametrize("ids", [[], [-1], [10**6]])
