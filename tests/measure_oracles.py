@@ -39,9 +39,14 @@ def check(name: str, device: str) -> str:
         model = load_model(folder, compute)
         tensors = list(model.files.bind())
 
-        def streamed(ids: list[int], *, group_bytes: int = 1 << 30, num_slots: int = 2, chunk: int = 8192):
+        def streamed(
+            ids: list[int], *, group_bytes: int = 1 << 30, num_slots: int = 2, chunk: int = 8192
+        ):
             source = StreamedSource(
-                model.spec, tensors, device=device, compute=compute,
+                model.spec,
+                tensors,
+                device=device,
+                compute=compute,
                 settings=StreamSettings(group_bytes=group_bytes, num_slots=num_slots),
             )
             cache = KVCache(0, model.spec, compute)
@@ -54,14 +59,24 @@ def check(name: str, device: str) -> str:
         logits, _ = streamed(prompt)
         error = logits - want["all_logits"]
         if compute == "exact":
-            results.append(f"exact {np.abs(error).max():.1e}{'' if np.abs(error).max() <= 1e-3 else ' WRONG'}")
+            results.append(
+                f"exact {np.abs(error).max():.1e}{'' if np.abs(error).max() <= 1e-3 else ' WRONG'}"
+            )
         else:
-            rms, bound = float(np.sqrt(np.mean(error**2))), 2 * facts["bf16_compute"]["hidden_rel_rms"] * facts["logits_std"]
+            rms, bound = (
+                float(np.sqrt(np.mean(error**2))),
+                2 * facts["bf16_compute"]["hidden_rel_rms"] * facts["logits_std"],
+            )
             results.append(f"rms {rms:.4f} of {bound:.4f}{'' if rms <= bound else ' WRONG'}")
             same = differ = excused = 0
             for number in range(3):
-                ids = want[f"prompt_{number}_ids"].tolist() + want[f"prompt_{number}_greedy"].tolist()[:-1]
-                cpu = CpuPrefill(model.native, _native.ThreadPool(2), KVCache(0, model.spec, compute), ids)
+                ids = (
+                    want[f"prompt_{number}_ids"].tolist()
+                    + want[f"prompt_{number}_greedy"].tolist()[:-1]
+                )
+                cpu = CpuPrefill(
+                    model.native, _native.ThreadPool(2), KVCache(0, model.spec, compute), ids
+                )
                 theirs, their_ids = logits_of(cpu, model.spec.num_layers)
                 ours, our_ids = streamed(ids)
                 rerouted = np.any([(a != b).any(1) for a, b in zip(their_ids, our_ids)], axis=0)
@@ -71,13 +86,21 @@ def check(name: str, device: str) -> str:
                 same += int((clear & ~wrong).sum())
                 differ += int((wrong & ~rerouted).sum())
                 excused += int((wrong & rerouted).sum())
-            results.append(f"argmax {same} equal, {differ} differ, {excused} rerouted{' WRONG' if differ or excused > 1 else ''}")
+            results.append(
+                f"argmax {same} equal, {differ} differ, {excused} rerouted{' WRONG' if differ or excused > 1 else ''}"
+            )
         long = (prompt * 40)[:1500]
         base, _ = streamed(long)
-        for settings in ({"group_bytes": 1}, {"group_bytes": 1, "num_slots": 4, "chunk": 64}, {"chunk": 300}):
+        for settings in (
+            {"group_bytes": 1},
+            {"group_bytes": 1, "num_slots": 4, "chunk": 64},
+            {"chunk": 300},
+        ):
             other, _ = streamed(long, **settings)
             if not np.array_equal(base.view(np.int32), other.view(np.int32)):
-                results.append(f"{compute} BITS DIFFER with {settings}: {np.abs(base - other).max():.2e}")
+                results.append(
+                    f"{compute} BITS DIFFER with {settings}: {np.abs(base - other).max():.2e}"
+                )
     return "; ".join(results)
 
 

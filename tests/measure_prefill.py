@@ -97,8 +97,12 @@ def resident_bytes(shape: Shape) -> int:
 def model(options: argparse.Namespace) -> Any:
     whole = Shape.of_entry(options.model, model_entry(options.model))
     recipe = Recipe.of(whole, options.format)
-    shape = whole.cut(dense_layers=1, moe_layers=options.layers, vocab=4096, **(
-        {"experts": options.experts} if options.experts else {}))
+    shape = whole.cut(
+        dense_layers=1,
+        moe_layers=options.layers,
+        vocab=4096,
+        **({"experts": options.experts} if options.experts else {}),
+    )
     with tempfile.TemporaryDirectory(prefix="moechat-prefill-", dir=options.folder) as folder:
         began = time.perf_counter()
         write_model(Path(folder), shape, recipe, lambda done, of: None)
@@ -107,7 +111,9 @@ def model(options: argparse.Namespace) -> Any:
         yield whole, shape, files
 
 
-def one_pass(files: Any, source: Any, tokens: int, chunk: int, spans: Spans) -> list[dict[str, float]]:
+def one_pass(
+    files: Any, source: Any, tokens: int, chunk: int, spans: Spans
+) -> list[dict[str, float]]:
     spec = files.spec
     cache = KVCache(0, spec, "bf16")
     ids = np.random.default_rng(tokens).integers(0, spec.vocab_size, tokens).tolist()
@@ -179,8 +185,13 @@ def main() -> None:
             heads = g["num_heads"]
             width = g["qk_nope_head_dim"] + g["qk_rope_head_dim"] + g["v_head_dim"]
             attention_tflop = heads * width * tokens * tokens / 1e12
-            experts_tflop = 6 * g["hidden_size"] * g["moe_intermediate_size"] * (
-                tokens * g["num_experts_per_token"]) / 1e12
+            experts_tflop = (
+                6
+                * g["hidden_size"]
+                * g["moe_intermediate_size"]
+                * (tokens * g["num_experts_per_token"])
+                / 1e12
+            )
             for number in range(options.passes):
                 torch.cuda.reset_peak_memory_stats()
                 pinned = pinned_gb_per_s()
@@ -197,13 +208,21 @@ def main() -> None:
                 expert = statistics.median(row["add_experts_ms"] for row in moe)
                 whole_s = (3 * dense + 58 * ms) / 1000
                 result = {
-                    "tokens": tokens, "pass": number, "moe_layer_ms": ms, "dense_layer_ms": dense,
+                    "tokens": tokens,
+                    "pass": number,
+                    "moe_layer_ms": ms,
+                    "dense_layer_ms": dense,
                     "stall_ms": statistics.median(row["stall_ms"] for row in moe),
-                    "stream_gb_per_s": rate, "copy_gb_per_s": copied / copy_ms * 1000,
-                    "pinned_gb_per_s": pinned, "of_pinned": rate / pinned,
-                    "attend_ms": attend, "attention_tflop_per_s": attention_tflop / attend * 1000,
-                    "experts_ms": expert, "experts_tflop_per_s": experts_tflop / expert * 1000,
-                    "whole_seconds": whole_s, "whole_tokens_per_s": tokens / whole_s,
+                    "stream_gb_per_s": rate,
+                    "copy_gb_per_s": copied / copy_ms * 1000,
+                    "pinned_gb_per_s": pinned,
+                    "of_pinned": rate / pinned,
+                    "attend_ms": attend,
+                    "attention_tflop_per_s": attention_tflop / attend * 1000,
+                    "experts_ms": expert,
+                    "experts_tflop_per_s": experts_tflop / expert * 1000,
+                    "whole_seconds": whole_s,
+                    "whole_tokens_per_s": tokens / whole_s,
                     "peak_gb": torch.cuda.max_memory_allocated() / 1e9,
                 }
                 report["rows"].append(result | {"layers": rows})

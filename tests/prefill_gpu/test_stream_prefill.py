@@ -253,20 +253,58 @@ class CutSource(PlainSource):
 
 
 @pytest.mark.parametrize("at", ["begin 0", "begin 1", "experts 1 3"])
-def test_cancel_cuts_within_the_layer(at):
+def test_cancel_is_heard_between_layers(at):
+    """The layer that runs is complete; what is left runs later, with the same bits."""
     cancel, name = _native.CancelFlag(), "deepseek_v3_bf16"
     source, cache = CutSource(name, at, cancel), new_cache(name, "exact")
-    span = StreamPrefill(source.spec, source, cache, want(name)["prompt_1_ids"].tolist())
+    ids = want(name)["prompt_1_ids"].tolist()
+    span = StreamPrefill(source.spec, source, cache, ids)
     outputs = []
     while not outputs or outputs[-1] is not None:
         outputs.append(span.run_layer(cancel))
     layer = int(at.split()[1])
-    assert len(outputs) == layer + 1
-    assert source.log[-2:] == [at, f"release {layer}"]  # nothing more was asked for
-    with pytest.raises(ValueError, match="cut"):
-        span.run_layer(NEVER)
-    with pytest.raises(ValueError, match="last layer"):
-        span.logits(NEVER, 0)
+    assert span.next_layer == layer + 1 == len(outputs) - 1
+    assert source.log[-1] == f"release {layer}"
+    if span.next_layer < cache.num_layers:
+        with pytest.raises(ValueError, match="last layer"):
+            span.logits(NEVER, 0)
+    after = streamed(
+        name, "exact", cache, ids, start_layer=span.next_layer, hidden_TD=span.hidden_TD
+    )
+    for one in (span, after):
+        outputs[layer + 1 :] = [
+            one.run_layer(NEVER) for _ in range(one.next_layer, cache.num_layers)
+        ]
+        assert same(outputs, one, *uncut(name, ids))
+
+
+def uncut(name, ids):
+    whole = streamed(name, "exact", new_cache(name, "exact"), ids)
+    return run(whole, new_cache(name, "exact")), whole
+
+
+def same(outputs, span, expected_outputs, expected_span) -> bool:
+    """Bit for bit."""
+    parts = [
+        [o.kv_TW.tobytes() for o in some] + [o.router_ids_TK.tobytes() for o in some]
+        for some in (outputs, expected_outputs)
+    ]
+    logits = [one.logits(NEVER, 0).tobytes() for one in (span, expected_span)]
+    return parts[0] == parts[1] and logits[0] == logits[1]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"start_layer": 1},
+        {"hidden_TD": np.zeros((3, 64), np.float32)},
+        {"start_layer": 1, "hidden_TD": np.zeros((2, 64), np.float32)},
+        {"start_layer": 99, "hidden_TD": np.zeros((3, 64), np.float32)},
+    ],
+)
+def test_starts_that_make_no_sense(settings):
+    with pytest.raises(ValueError, match=r"start between layers|hidden states"):
+        streamed("llama", "exact", new_cache("llama", "exact"), [5, 6, 7], **settings)
 
 
 def test_cancelled_logits():
@@ -288,9 +326,27 @@ def test_nan_names_the_first_bad_layer():
     source = BadSource("llama", "exact")
     span = StreamPrefill(source.spec, source, new_cache("llama", "exact"), [5, 6, 7])
     span.run_layer(NEVER)
+    span.run_layer(NEVER)  # it is seen when the next layer is under way
     with pytest.raises(NonFiniteLogits, match=r"model\.layers\.1"):
         span.run_layer(NEVER)
-    assert source.log[-1] == "release 1"
+    assert source.log[-1] == "release 2"
+    with pytest.raises(ValueError, match="failed"):
+        span.run_layer(NEVER)
+
+
+def test_nan_of_the_last_layer():
+    last = loaded("llama", "exact").spec.num_layers - 1
+
+    class BadSource(PlainSource):
+        def vector(self, role):
+            values = super().vector(role)
+            return values * torch.nan if role == f"layers.{last}.ffn_norm" else values
+
+    source, cache = BadSource("llama", "exact"), new_cache("llama", "exact")
+    span = StreamPrefill(source.spec, source, cache, [5, 6, 7])
+    with pytest.raises(NonFiniteLogits, match=rf"model\.layers\.{last}"):
+        run(span, cache)
+    assert span.next_layer == last
 
 
 @pytest.mark.parametrize("ids", [[], [-1], [10**6]])
