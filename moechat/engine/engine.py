@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from moechat import _native
 from moechat.decode.worker import DecodeWorker
 from moechat.engine import admission, flow
+from moechat.engine.devices import check_device, open_gpu, wants_gpu
 from moechat.engine.kv_choice import choose_policy, named_policy
 from moechat.engine.loading import choose_instruction_set, load_model
 from moechat.engine.model_files import ModelFiles
@@ -29,6 +30,9 @@ from moechat.errors import (
     from_native,
 )
 from moechat.kv.policy import NAMES
+from moechat.prefill.choice import DeviceChoice
+from moechat.prefill.cpu import CpuDevice
+from moechat.prefill.passes import Passes
 from moechat.prefill.worker import PrefillWorker
 from moechat.registry import load_registry
 from moechat.sample.params import SamplingParams
@@ -36,6 +40,7 @@ from moechat.weights.free_memory import free_memory_bytes
 
 if TYPE_CHECKING:
     from moechat.engine.text import TextModel
+    from moechat.prefill.gpu.gpu_prefill import GpuPrefill
 
 CHANNEL_PACKETS = 8  # KV packets that may wait for the decode thread
 
@@ -58,6 +63,10 @@ class Engine:
         speculate: bool = False,
         resident: bool = False,
         decode_share: float = 0.5,
+        device: str = "cpu",
+        gpu_memory_bytes: int | None = None,
+        gpu_prefill_tokens: int | None = None,
+        suspended_bytes: int | None = None,
         nodes: Nodes | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -69,7 +78,9 @@ class Engine:
         self.compute = compute
         self.instruction_set = choose_instruction_set()
         self.speculate = speculate
-        self.model = load_model(path, compute, speculate=speculate)
+        check_device(device)
+        wanted = wants_gpu(device)
+        self.model = load_model(path, compute, speculate=speculate, keep_tensors=wanted)
         self.spec = self.model.spec
         self.context_tokens = _context(context_tokens, self.spec.context_tokens)
         # How the KV of a prompt crosses from now on; may be replaced between two requests.
@@ -93,7 +104,18 @@ class Engine:
             self.residency = make_resident(self.model, pool, nodes, progress)
         self.drafter = _native.MtpDrafter(self.model.native, pool) if speculate else None
         self.decode = DecodeWorker(self.model.native, pool, channel_packets)
-        self.prefill = PrefillWorker(self.model.native, pool, self.decode.channel)
+        gpu = None
+        if wanted:
+            gpu = open_gpu(
+                device,
+                self.model,
+                compute=compute,
+                memory_bytes=gpu_memory_bytes,
+                context_tokens=self.context_tokens,
+            )
+        choice = DeviceChoice(CpuDevice(self.model.native, pool), gpu, gpu_prefill_tokens)
+        passes = Passes(self.spec, choice, self.decode.channel, suspended_bytes)
+        self.prefill = PrefillWorker(passes, self.decode.channel)
         # Runs at close(), when the engine is dropped, and at interpreter exit.
         self._shut_down = weakref.finalize(
             self,
@@ -101,6 +123,7 @@ class Engine:
             self._sessions,
             self.prefill,
             self.decode,
+            gpu,
             self.residency,
             self.model.files,
         )
@@ -121,6 +144,9 @@ class Engine:
         speculate: bool = False,
         resident: bool = False,
         decode_share: float = 0.5,
+        gpu_memory_bytes: int | None = None,
+        gpu_prefill_tokens: int | None = None,
+        suspended_bytes: int | None = None,
         progress: Progress | None = None,
     ) -> Engine:
         """Open a registry name, a folder in Hugging Face layout, or a GGUF file.
@@ -139,7 +165,6 @@ class Engine:
         ArchitectureUnsupported, BadParameter, DoesNotFit.
         """
         _choice("compute", compute, ("bf16", "exact"))
-        _choice("device", device, ("cpu", "auto"))
         _choice("kv", kv, ("auto", *NAMES))
         model = load_registry().resolve(str(source))
         return cls(
@@ -153,6 +178,10 @@ class Engine:
             speculate=speculate,
             resident=resident,
             decode_share=decode_share,
+            device=device,
+            gpu_memory_bytes=gpu_memory_bytes,
+            gpu_prefill_tokens=gpu_prefill_tokens,
+            suspended_bytes=suspended_bytes,
             progress=progress,
         )
 
@@ -289,6 +318,7 @@ def _shut_down(
     sessions: weakref.WeakSet[Session],
     prefill: PrefillWorker,
     decode: DecodeWorker,
+    gpu: GpuPrefill | None,
     residency: Residency | None,
     files: ModelFiles,
 ) -> None:
@@ -296,6 +326,8 @@ def _shut_down(
         session.cancel()
     prefill.close()
     decode.close()
+    if gpu is not None:
+        gpu.close()
     if residency is not None:
         residency.native.release()
     files.close()

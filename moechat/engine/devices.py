@@ -1,0 +1,116 @@
+"""Which device reads prompts: what was asked for, what this machine has."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from moechat.engine.loading import LoadedModel
+from moechat.errors import BadParameter, DeviceUnavailable, DoesNotFit
+
+if TYPE_CHECKING:
+    from moechat.prefill.gpu.gpu_prefill import GpuPrefill
+
+# There as soon as a driver is: of NVIDIA's, and of Windows' for the Linux beside it.
+_GPU_FILES = ("/dev/nvidiactl", "/dev/dxg")
+_DEVICES = re.compile(r"cpu|auto|cuda(:all|:\d{1,3}(,cuda:\d{1,3})*)?|torch-cpu(:[1-9])?")
+_INSTALL = "Install it: pip install 'moechat[gpu]'"
+
+
+def check_device(text: str) -> None:
+    """BadParameter unless ``text`` is the name of a device, whether or not it is there."""
+    if not _DEVICES.fullmatch(text):
+        raise BadParameter(
+            f"device cannot be {text[:40]!a}",
+            "it is cpu, auto, cuda, cuda:all, or cuda:0,cuda:1",
+        )
+
+
+def has_gpu_file() -> bool:
+    """Whether a GPU's driver is there, told without loading anything."""
+    return any(os.path.exists(path) for path in _GPU_FILES)
+
+
+def has_torch() -> bool:
+    """Whether torch is installed, without importing it."""
+    return importlib.util.find_spec("torch") is not None
+
+
+def wants_gpu(device: str) -> bool:
+    """Whether ``device`` may mean another one than the native kernels' CPU on this machine."""
+    if device == "auto":
+        return has_gpu_file() and has_torch()
+    return device != "cpu"
+
+
+def open_gpu(
+    device: str,
+    model: LoadedModel,
+    *,
+    compute: str,
+    memory_bytes: int | None,
+    context_tokens: int,
+) -> GpuPrefill | None:
+    """What reads prompts on ``device``; None where "auto" is better off with the CPU.
+
+    Raises DeviceUnavailable, DoesNotFit, and BadParameter for weights that cannot be streamed yet.
+    """
+    try:
+        names = torch_devices(device)
+        from moechat.prefill.gpu.gpu_prefill import GpuPrefill
+
+        return GpuPrefill(
+            model.spec,
+            model.tensors,
+            names,
+            compute=compute,
+            memory_bytes=memory_bytes,
+            context_tokens=context_tokens,
+        )
+    except (DeviceUnavailable, DoesNotFit, BadParameter):
+        if device != "auto":
+            raise
+    return None
+
+
+def torch_devices(device: str) -> Sequence[str]:
+    """torch's names of the devices that ``device`` means. Imports torch; DeviceUnavailable."""
+    if device.startswith("torch-cpu"):
+        count = int(device.partition(":")[2] or 1)
+        _import_torch()
+        return ["cpu"] * count
+    torch = _import_torch()
+    if not torch.cuda.is_available():
+        raise DeviceUnavailable(
+            "there is no GPU that torch can use",
+            "torch was built without CUDA"
+            if torch.version.cuda is None
+            else "the driver is missing, too old, or shows no device",
+            "--device cpu works without it",
+        )
+    count = torch.cuda.device_count()
+    if device == "cuda:all":
+        return [f"cuda:{number}" for number in range(count)]
+    names = ["cuda:0"] if device in ("auto", "cuda") else device.split(",")
+    for name in names:
+        if int(name.partition(":")[2]) >= count:
+            raise DeviceUnavailable(
+                f"there is no {name}", f"this machine has {count}, counted from cuda:0"
+            )
+    if len(set(names)) < len(names):
+        raise BadParameter(f"device {device[:40]!a} names one twice")
+    return names
+
+
+def _import_torch() -> Any:
+    try:
+        return importlib.import_module("torch")
+    except ImportError as error:
+        seen = "a GPU is here, but " if has_gpu_file() else ""
+        raise DeviceUnavailable(
+            f"{seen}torch, which computes on it, cannot be imported", str(error), _INSTALL
+        ) from None

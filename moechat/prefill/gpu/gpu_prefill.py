@@ -1,0 +1,164 @@
+"""Prefill on GPUs: the streams of weights that stay open, and the spans that use them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch  # type: ignore[import-not-found, unused-ignore]
+from numpy.typing import NDArray
+
+from moechat import _native
+from moechat.errors import DeviceUnavailable, DoesNotFit
+from moechat.kv.cache import KVCache
+from moechat.models.spec import BoundTensor, ModelSpec
+from moechat.prefill.gpu.stream_plan import plan_stream
+from moechat.prefill.gpu.stream_prefill import StreamPrefill
+from moechat.prefill.gpu.streamed_source import StreamedSource
+from moechat.prefill.span import LayerOutput, SpanFigures
+
+CHUNK_TOKENS = 8192
+
+
+class GpuPrefill:
+    """The PrefillDevice of torch devices: one, or several that share the experts of a layer."""
+
+    resumable = True
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        tensors: Sequence[BoundTensor],
+        devices: Sequence[str],
+        *,
+        compute: str = "bf16",
+        memory_bytes: int | None = None,
+        context_tokens: int | None = None,
+    ) -> None:
+        """``devices``: torch's names. ``memory_bytes`` of each are used; None: what is free.
+
+        Raises DoesNotFit, and BadParameter for formats that cannot be streamed yet.
+        """
+        self.name = "+".join("torch-cpu" if name == "cpu" else name for name in devices)
+        self._spec = spec
+        self.max_tokens, settings = plan_stream(
+            spec,
+            tensors,
+            devices,
+            compute=compute,
+            memory_bytes=memory_bytes,
+            context_tokens=context_tokens or spec.context_tokens,
+            chunk_tokens=CHUNK_TOKENS,
+        )
+        self.pass_bytes = sum(
+            part.array.nbytes
+            for tensor in tensors
+            if ".experts." in tensor.spec.role
+            for part in (tensor.data, tensor.scale, tensor.zeros)
+            if part is not None
+        )
+        self._never = _native.CancelFlag()
+        self.sources: list[StreamedSource] = []
+        try:
+            for number, device in enumerate(devices):
+                share = _share(spec, number, len(devices))
+                self.sources.append(
+                    StreamedSource(
+                        spec, tensors, device=device, compute=compute, settings=settings, **share
+                    )
+                )
+        except BaseException:
+            self.close()
+            raise
+
+    def span(
+        self,
+        cache: KVCache,
+        ids: list[int],
+        *,
+        start_layer: int = 0,
+        hidden_TD: NDArray[np.float32] | None = None,
+    ) -> GpuSpan:
+        """As in PrefillDevice."""
+        start = {"start_layer": start_layer, "hidden_TD": hidden_TD} if start_layer else {}
+        sources: Any = self.sources if len(self.sources) > 1 else self.sources[0]
+        stream = StreamPrefill(self._spec, sources, cache, ids, chunk_tokens=CHUNK_TOKENS, **start)
+        return GpuSpan(stream, self.sources)
+
+    def close(self) -> None:
+        """Wait for copies; let go of the mappings and the devices' memory. Idempotent."""
+        for source in self.sources:
+            source.close()
+
+
+class GpuSpan:
+    """A PrefillSpan that is cut between layers only; its layers are whole or not there."""
+
+    def __init__(self, stream: StreamPrefill, sources: Sequence[StreamedSource]) -> None:
+        self._stream, self._sources = stream, sources
+        self._before = [source.statistics() for source in sources]
+        self._never = _native.CancelFlag()
+
+    def run_layer(self, cancel: _native.CancelFlag, window: int = 0) -> LayerOutput | None:
+        """As in PrefillSpan. DoesNotFit when the GPU's memory is full."""
+        if cancel.raised:
+            return None
+        with _named_errors():
+            return self._stream.run_layer(self._never, window)
+
+    def logits(self, cancel: _native.CancelFlag, first: int) -> NDArray[np.float32] | None:
+        """As in PrefillSpan."""
+        with _named_errors():
+            return self._stream.logits(cancel, first)
+
+    def draft(self, next_id: int | None, cancel: _native.CancelFlag) -> None:
+        """None: the draft layer is not streamed."""
+
+    @property
+    def hidden_TD(self) -> NDArray[np.float32]:
+        """As in PrefillSpan; in host memory."""
+        return self._stream.hidden_TD
+
+    def figures(self) -> SpanFigures:
+        """Of several devices: bytes of all, the longest seconds."""
+        pairs = [
+            (before, source.statistics()) for before, source in zip(self._before, self._sources)
+        ]
+        backends = dict.fromkeys(str(backend) for backend in self._stream.attention_backends)
+        return SpanFigures(
+            streamed_bytes=sum(now.copied_bytes - was.copied_bytes for was, now in pairs),
+            stream_seconds=max(now.copy_seconds - was.copy_seconds for was, now in pairs),
+            wait_seconds=max(now.stall_seconds - was.stall_seconds for was, now in pairs),
+            attention=", ".join(backends),
+        )
+
+
+def _share(spec: ModelSpec, number: int, count: int) -> dict[str, Any]:
+    """The experts of one device of several, as StreamedSource takes them."""
+    if count == 1 or spec.moe is None:
+        return {}
+    first, last = (spec.moe.num_experts * i // count for i in (number, number + 1))
+    return {"experts": slice(first, last)}
+
+
+@contextlib.contextmanager
+def _named_errors() -> Iterator[None]:
+    """torch's errors under the names that users meet."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise DoesNotFit(
+            "the prompt does not fit into the GPU's memory",
+            _first_line(error),
+            "Lower --gpu-memory, which leaves more for it, or use --device cpu",
+        ) from error
+    except RuntimeError as error:  # whatever the driver and its libraries report
+        raise DeviceUnavailable(
+            "the GPU failed", _first_line(error), "--device cpu works without it"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
