@@ -1,8 +1,8 @@
 """Stream-loading prefill of a model's real shapes on a GPU, by hand: tests/measure_prefill.py.
 
-A few layers with random weights are built (moechat/bench/synthetic), and prompts pass through them:
-time a layer, how long it waited for weights, rate of the copies beside that of a page-locked copy in
-the same run, TFLOP/s of attention and experts, and what the whole model would take. With
+A few layers with random weights are built (moechat/bench/synthetic), and prompts pass through
+them: time a layer, how long it waited for weights, rate of the copies beside that of a page-locked
+copy in the same run, TFLOP/s of attention and experts, and what the whole model would take. With
 --gpu-memory-gb the process gets no more, and a ballast stands for the matrices of the layers that
 are not there. Needs torch with CUDA, numpy, and the native module.
 """
@@ -29,7 +29,7 @@ from moechat.bench.synthetic.folder import write_model
 from moechat.bench.synthetic.tensors import Recipe
 from moechat.engine.model_files import find_model_files
 from moechat.kv.cache import KVCache
-from moechat.prefill.gpu import layer_attention, stream_prefill
+from moechat.prefill.gpu import lane, layer_attention, stream_prefill
 from moechat.prefill.gpu.plan import StreamSettings
 from moechat.prefill.gpu.streamed_source import StreamedSource
 
@@ -161,7 +161,7 @@ def main() -> None:
     options = parser.parse_args()
     spans = Spans()
     spans.wrap(layer_attention, "attend")
-    spans.wrap(stream_prefill, "add_experts")
+    spans.wrap(lane, "add_experts")
     report: dict[str, Any] = {"options": {k: str(v) for k, v in vars(options).items()}, "rows": []}
     with model(options) as (whole, shape, files):
         ballast = None
