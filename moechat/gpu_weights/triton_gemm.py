@@ -154,7 +154,7 @@ class Tiling:
     stages: int
 
 
-# By shared memory that a block may have: data-centre cards (164 KB and more), others (99 KB).
+# By the shared memory that a block may have: data-centre cards (164 KB and more), others (99 KB).
 _LARGE = {64: Tiling(64, 128, 128, 4, 4), 128: Tiling(128, 128, 128, 8, 3)}
 _SMALL = {64: Tiling(64, 128, 64, 4, 3), 128: Tiling(128, 128, 64, 8, 2)}
 _GROUP = 8
@@ -165,8 +165,7 @@ def tiling(weight: Weight, mean_rows: float) -> Tiling | None:
 
     A choice by the shape of the whole alone, never by what a group of experts happens to have.
     """
-    large = weight.device.type != "cuda" or _shared_bytes(weight.device) >= 160 << 10
-    chosen = (_LARGE if large else _SMALL)[64 if mean_rows <= 64 else 128]
+    chosen = (_LARGE if _is_large(weight.device) else _SMALL)[64 if mean_rows <= 64 else 128]
     inputs = chosen.inputs
     if isinstance(weight, Fp8Matrix) and weight.block[1] < weight.shape[-1]:
         while weight.block[1] % inputs:
@@ -181,9 +180,12 @@ def _native_fp8(device: torch.device) -> bool:
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)
 
 
-def _shared_bytes(device: torch.device) -> int:
-    properties: Any = torch.cuda.get_device_properties(device)
-    return int(properties.shared_memory_per_block_optin)
+def _is_large(device: torch.device) -> bool:
+    """Whether a block may have 160 KB of shared memory (CUDA programming guide, capabilities)."""
+    if device.type != "cuda":
+        return True
+    major, minor = torch.cuda.get_device_capability(device)
+    return major in (9, 10) or (major, minor) == (8, 0)
 
 
 def tile_list(bounds: Sequence[int], rows: int, device: torch.device) -> torch.Tensor:
