@@ -28,6 +28,19 @@ from moechat.prefill.gpu.source import ExpertGroup
 HIDDEN, WIDTH, EXPERTS, GROUP, CHOSEN = 7168, 2048, 256, 32, 8
 DENSE = ((7168, 1536), (1536, 24576), (512, 32768), (16384, 7168), (7168, 18432))
 CUDA = torch.device("cuda")
+SWEEPS = {
+    64: [
+        Tiling(64, 64, 128, 4, 4), Tiling(64, 64, 128, 4, 5), Tiling(64, 128, 128, 4, 3),
+        Tiling(64, 128, 128, 8, 4), Tiling(64, 128, 64, 4, 4), Tiling(64, 256, 128, 8, 3),
+        Tiling(32, 128, 128, 4, 4),
+    ],
+    128: [
+        Tiling(128, 128, 128, 4, 3), Tiling(128, 128, 128, 8, 2), Tiling(128, 128, 128, 8, 4),
+        Tiling(128, 128, 64, 8, 4), Tiling(128, 64, 128, 4, 3), Tiling(128, 64, 128, 4, 2),
+        Tiling(256, 64, 128, 8, 2), Tiling(256, 64, 128, 8, 3), Tiling(256, 128, 64, 8, 3),
+        Tiling(128, 256, 128, 8, 2), Tiling(128, 256, 64, 8, 4), Tiling(64, 128, 128, 4, 3),
+    ],
+}  # fmt: skip
 SPEC: Any = SimpleNamespace(activation="silu", activation_limit=0.0, activation_alpha=0.0)
 
 
@@ -125,29 +138,15 @@ def sweep(each: int) -> None:
     out = torch.empty((GROUP * each, WIDTH), device=CUDA)
     bounds = list(range(0, GROUP * each + 1, each))
     flop = 2.0 * GROUP * each * HIDDEN * WIDTH
-    rows_of = (64,) if each <= 64 else (64, 128, 256)
-    for rows in rows_of:
-        for outputs in (64, 128, 256):
-            for inputs in (64, 128):
-                for warps in (4, 8):
-                    for stages in (2, 3, 4):
-                        size = stages * inputs * (outputs + 2 * rows)
-                        sums = rows * outputs * 2 // (32 * warps)
-                        if size > 200_000 or sums > 160 or (stages == 2 and inputs == 64):
-                            continue
-                        how = Tiling(rows, outputs, inputs, warps, stages)
-                        tiles = tile_list(bounds, rows, CUDA)
-                        try:
-                            ms = milliseconds(
-                                lambda how=how, tiles=tiles: gemm(
-                                    x, weight, tiles, how, out, tokens_R=tokens
-                                ),
-                                3,
-                            )
-                        except Exception as problem:
-                            print(f"  {how}: {type(problem).__name__}")
-                            continue
-                        print(f"  {each} rows {how}: {flop / ms / 1e9:.0f} TFLOP/s", flush=True)
+    for how in SWEEPS[64 if each <= 64 else 128]:
+        tiles = tile_list(bounds, how.rows, CUDA)
+        try:
+            call = functools.partial(gemm, x, weight, tiles, how, out, tokens_R=tokens)
+            ms = milliseconds(call, 3)
+        except Exception as problem:  # not enough shared memory, say
+            print(f"  {how}: {type(problem).__name__}", flush=True)
+            continue
+        print(f"  {each} rows {how}: {flop / ms / 1e9:.0f} TFLOP/s", flush=True)
 
 
 def experts(tokens: int) -> None:
