@@ -176,8 +176,8 @@ def tiling(weight: Weight, mean_rows: float) -> Tiling | None:
 
 
 def _native_fp8(device: torch.device) -> bool:
-    """Whether e4m3 is a type of the machine: from Ada on (CUDA programming guide)."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)
+    """Whether triton converts e4m3 to BF16 on the device: for Ada its code is not assembled."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _is_large(device: torch.device) -> bool:
