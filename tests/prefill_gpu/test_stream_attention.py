@@ -59,8 +59,8 @@ def test_heads_in_even_groups(limit, counts, monkeypatch):
     name = "deepseek_v3_bf16"
     spec = PlainSource(name, "exact").spec
     sizes, keys = spec.attention, 150
-    head_bytes = 8 * (sizes.nope_dim + sizes.rope_dim + sizes.v_dim) * keys
-    monkeypatch.setattr(layer_attention, "_GROUP_BYTES", limit * head_bytes)
+    head_bytes = 4 * (sizes.nope_dim + sizes.rope_dim + sizes.v_dim) * (75 + keys)
+    monkeypatch.setattr(layer_attention, "GROUP_BYTES", limit * head_bytes)
     seen = []
 
     def noted(backend, q, k, v, rule):
