@@ -73,3 +73,19 @@ def test_heads_in_even_groups(limit, counts, monkeypatch):
     assert seen == counts
     assert abs(ours.window_mass_n - theirs.window_mass_n).max() <= 1e-4
     assert abs(streamed.hidden_TD - native.hidden_TD).max() <= 1e-3
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3_bf16", "olmoe"])
+def test_a_model_by_the_fused_backend(name, monkeypatch):
+    """Queries, keys and values in BF16; rows in pieces."""
+    from test_stream_prefill import NEVER, both, rms_bound, run
+
+    monkeypatch.setattr(layer_attention, "choose_backend", lambda *_: "cudnn")
+    monkeypatch.setattr(layer_attention, "WIDE_ROWS", 64)
+    monkeypatch.setattr(attention, "_fused", fused)
+    cache, (native, streamed) = both(name, "bf16", 75)
+    for theirs, ours in zip(*(run(span, cache, window=20) for span in (native, streamed))):
+        assert abs(ours.window_mass_n - theirs.window_mass_n).max() <= 0.2
+    theirs, ours = native.logits(NEVER, 3), streamed.logits(NEVER, 3)
+    assert set(streamed.attention_backends) == {"cudnn"}
+    assert ((ours - theirs) ** 2).mean() ** 0.5 <= rms_bound(name)

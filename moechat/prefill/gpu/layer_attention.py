@@ -91,13 +91,9 @@ class LayerAttention:
 
         def heads(group: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
             count = group.stop - group.start
+            shapes = (num_tokens, width), (num_keys, width), (num_keys, sizes.v_dim)
             q_THd, k_nHd, v_nHv = (
-                slots_nW.new_empty((rows, count, columns), dtype=kind)
-                for rows, columns in (
-                    (num_tokens, width),
-                    (num_keys, width),
-                    (num_keys, sizes.v_dim),
-                )
+                slots_nW.new_empty((rows, count, columns), dtype=kind) for rows, columns in shapes
             )
             for rows in tiles(num_tokens, WIDE_ROWS):
                 q = tiled_product(q_input[rows], self._of_heads(q_weight, group))
