@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'moechat[gpu]'")
@@ -84,8 +85,13 @@ def test_a_model_by_the_fused_backend(name, monkeypatch):
     monkeypatch.setattr(layer_attention, "WIDE_ROWS", 64)
     monkeypatch.setattr(attention, "_fused", fused)
     cache, (native, streamed) = both(name, "bf16", 75)
-    for theirs, ours in zip(*(run(span, cache, window=20) for span in (native, streamed))):
+    layers = [run(span, cache, window=20) for span in (native, streamed)]
+    rerouted_T = np.zeros(75, bool)
+    for theirs, ours in zip(*layers):
         assert abs(ours.window_mass_n - theirs.window_mass_n).max() <= 0.2
-    theirs, ours = native.logits(NEVER, 3), streamed.logits(NEVER, 3)
+        ids = [np.sort(output.router_ids_TK, 1) for output in (theirs, ours)]
+        rerouted_T |= (ids[0] != ids[1]).any(1)
+    assert rerouted_T.sum() <= 1  # a near tie, whose token has other logits
+    error = (native.logits(NEVER, 0) - streamed.logits(NEVER, 0))[~rerouted_T]
     assert set(streamed.attention_backends) == {"cudnn"}
-    assert ((ours - theirs) ** 2).mean() ** 0.5 <= rms_bound(name)
+    assert (error**2).mean() ** 0.5 <= rms_bound(name)
