@@ -30,15 +30,12 @@ DENSE = ((7168, 1536), (1536, 24576), (512, 32768), (16384, 7168), (7168, 18432)
 CUDA = torch.device("cuda")
 SWEEPS = {
     64: [
-        Tiling(64, 64, 128, 4, 4), Tiling(64, 64, 128, 4, 5), Tiling(64, 128, 128, 4, 3),
-        Tiling(64, 128, 128, 8, 4), Tiling(64, 128, 64, 4, 4), Tiling(64, 256, 128, 8, 3),
-        Tiling(32, 128, 128, 4, 4),
+        Tiling(64, 64, 128, 4, 4), Tiling(64, 128, 128, 4, 3), Tiling(64, 128, 128, 8, 4),
+        Tiling(64, 256, 128, 8, 3),
     ],
     128: [
-        Tiling(128, 128, 128, 4, 3), Tiling(128, 128, 128, 8, 2), Tiling(128, 128, 128, 8, 4),
-        Tiling(128, 128, 64, 8, 4), Tiling(128, 64, 128, 4, 3), Tiling(128, 64, 128, 4, 2),
-        Tiling(256, 64, 128, 8, 2), Tiling(256, 64, 128, 8, 3), Tiling(256, 128, 64, 8, 3),
-        Tiling(128, 256, 128, 8, 2), Tiling(128, 256, 64, 8, 4), Tiling(64, 128, 128, 4, 3),
+        Tiling(128, 128, 128, 8, 2), Tiling(128, 128, 64, 8, 4), Tiling(128, 64, 128, 4, 3),
+        Tiling(256, 64, 128, 8, 2), Tiling(64, 128, 128, 4, 4), Tiling(128, 128, 128, 4, 3),
     ],
 }  # fmt: skip
 SPEC: Any = SimpleNamespace(activation="silu", activation_limit=0.0, activation_alpha=0.0)

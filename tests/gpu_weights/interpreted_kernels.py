@@ -14,7 +14,7 @@ from moechat.gpu_weights import products, triton_gemm
 from moechat.gpu_weights.triton_combine import combine
 from moechat.gpu_weights.triton_gemm import Gated, gemm, linear, tile_list, tiling
 from moechat.gpu_weights.weight import Fp8Matrix
-from moechat.prefill.gpu import experts, grouped_experts
+from moechat.prefill.gpu import activations, experts
 from moechat.prefill.gpu.source import ExpertGroup
 
 CPU = torch.device("cpu")
@@ -156,8 +156,6 @@ def test_groups_and_turns_do_not_show(fp8: bool, monkeypatch: pytest.MonkeyPatch
     # The hidden state of an expert is rounded to BF16: sums in another order may round otherwise.
     assert close(whole, expected, 2.0**-8)
     for rows in (7, 64):
-        monkeypatch.setattr(
-            grouped_experts, "WORK_BYTES", rows * grouped_experts.pair_bytes(hidden, width)
-        )
+        monkeypatch.setattr(activations, "WORK_BYTES", rows * activations.pair_bytes(hidden, width))
         for cuts in ([0, 5], [0, 1, 3, 5]):
             assert (all_of(cuts) == whole).all()

@@ -10,16 +10,9 @@ import torch  # type: ignore[import-not-found, unused-ignore]
 from moechat.gpu_weights.triton_combine import combine
 from moechat.gpu_weights.triton_gemm import Gated, gemm, tile_list, tiling
 from moechat.models.spec import ModelSpec
+from moechat.prefill.gpu import activations
 from moechat.prefill.gpu.experts import GroupedTokens
 from moechat.prefill.gpu.source import ExpertGroup
-
-# Of what a group's pairs need at a time; more pairs are taken in turn.
-WORK_BYTES = 1 << 30
-
-
-def pair_bytes(hidden: int, width: int) -> int:
-    """Of a pair (token, expert): gate and branch in float32, the experts' hidden state in BF16."""
-    return 4 * width + 2 * width + 4 * hidden
 
 
 def add_grouped(
@@ -41,7 +34,7 @@ def add_grouped(
         return False
     x_TD = x_TD.to(torch.bfloat16)
     width, hidden = group.gate.shape[1], group.down.shape[1]
-    rows = max(1, WORK_BYTES // pair_bytes(hidden, width))
+    rows = max(1, activations.WORK_BYTES // activations.pair_bytes(hidden, width))
     begin = grouped.begin[group.first : group.first + len(group.gate) + 1]
     for first in range(begin[0], begin[-1], rows):
         last = min(first + rows, begin[-1])
