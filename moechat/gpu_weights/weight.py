@@ -30,6 +30,11 @@ class Fp8Matrix:
         return self.codes.shape
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of the inputs that it is multiplied with."""
+        return torch.bfloat16
+
+    @property
     def device(self) -> torch.device:
         """Where codes and scales are."""
         return self.codes.device
