@@ -107,8 +107,8 @@ class Lane:
         """
         if self.source.device.type == "cuda":
             torch.cuda.set_device(self.source.device)
-        self.source.begin(layer)
         try:
+            self.source.begin(layer)
             with torch.inference_mode():
                 output = self._attention(layer, prefix, window)
                 output.ids_tK = self._feed_forward(layer)
