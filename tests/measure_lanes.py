@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import re
 import statistics
 import tempfile
@@ -123,7 +124,7 @@ def oracle_check(name: str, devices: Devices) -> str:
             ("two, same GPU", devices[:1] * 2, True),
         ):
             sources = sources_of(spec, tensors, used, compute, StreamSettings(num_slots=2))
-            for ids in (want["prompt_1_ids"].tolist(), (want["prompt_1_ids"].tolist() * 40)[:1500]):
+            for ids in (want["prompt_1_ids"].tolist(), (want["prompt_1_ids"].tolist() * 80)[:1500]):
                 cache = KVCache(0, spec, compute)
                 span = StreamPrefill(spec, sources, cache, ids, peer_access=peer)
                 rows = [span.run_layer(NEVER, 16) for _ in range(spec.num_layers)]
@@ -190,7 +191,7 @@ def one_pass(
     after = [source.statistics() for source in sources]
     between = [
         first[lane].elapsed_time(last[lane]) / 1000
-        for first, last in zip(marks, marks[1:])
+        for first, last in itertools.pairwise(marks)
         for lane, device in enumerate(devices)
         if device.type == "cuda"
     ]
