@@ -124,7 +124,7 @@ def oracle_check(name: str, devices: Devices) -> str:
             ("two, same GPU", devices[:1] * 2, True),
         ):
             sources = sources_of(spec, tensors, used, compute, StreamSettings(num_slots=2))
-            for ids in (want["prompt_1_ids"].tolist(), (want["prompt_1_ids"].tolist() * 80)[:1500]):
+            for ids in (want["prompt_1_ids"].tolist(), (want["prompt_1_ids"].tolist() * 1500)[:1500]):
                 cache = KVCache(0, spec, compute)
                 span = StreamPrefill(spec, sources, cache, ids, peer_access=peer)
                 rows = [span.run_layer(NEVER, 16) for _ in range(spec.num_layers)]
