@@ -124,7 +124,10 @@ def oracle_check(name: str, devices: Devices) -> str:
             ("two, same GPU", devices[:1] * 2, True),
         ):
             sources = sources_of(spec, tensors, used, compute, StreamSettings(num_slots=2))
-            for ids in (want["prompt_1_ids"].tolist(), (want["prompt_1_ids"].tolist() * 1500)[:1500]):
+            for ids in (
+                want["prompt_1_ids"].tolist(),
+                (want["prompt_1_ids"].tolist() * 1500)[:1500],
+            ):
                 cache = KVCache(0, spec, compute)
                 span = StreamPrefill(spec, sources, cache, ids, peer_access=peer)
                 rows = [span.run_layer(NEVER, 16) for _ in range(spec.num_layers)]
@@ -211,6 +214,13 @@ def one_pass(
     return figures, span.hidden_TD
 
 
+def exchanged_bytes(spec: Any, num_tokens: int, lanes: int) -> int:
+    """What comes into all lanes in a layer: inputs, slots, choices and weights, and branches."""
+    each = 2 * spec.hidden_size + 2 * spec.kv_width + 12 * spec.moe.num_experts_per_token
+    each += 4 * spec.hidden_size
+    return num_tokens * (lanes - 1) * each
+
+
 def timed_mark(device: torch.device) -> Any:
     if device.type != "cuda":
         return mark(device)
@@ -244,12 +254,16 @@ def measure_model(files: Any, devices: Devices, options: argparse.Namespace, g: 
                     if devices[0].type == "cuda":
                         pinned = pinned_rates(list(dict.fromkeys(used)), 1 << 30)
                     figures, hidden[tokens, name] = one_pass(spec, sources, ids, peer)
-                    share = sum(figures["link_gb_per_s"]) / sum(pinned) if pinned else 0
-                    print(
-                        f"{name}, {tokens} tokens, pass {number}: {text_of(figures)}; pinned "
-                        f"{'+'.join(f'{x:.1f}' for x in pinned)} GB/s, {share:.3f} of it",
-                        flush=True,
-                    )
+                    text = f"{name}, {tokens} tokens, pass {number}: {text_of(figures)}"
+                    if pinned:
+                        weights = sum(figures["link_gb_per_s"])
+                        more = exchanged_bytes(spec, tokens, len(used)) * spec.num_layers
+                        all_ = weights + more / figures["seconds"] / 1e9
+                        text += f"; pinned {'+'.join(f'{x:.1f}' for x in pinned)} GB/s, weights "
+                        text += f"{weights / sum(pinned):.3f} of it"
+                        if more and not peer:
+                            text += f", with what lanes exchange {all_ / sum(pinned):.3f}"
+                    print(text, flush=True)
         for source in sources:
             source.close()
     for tokens in {tokens for tokens, _ in hidden}:
@@ -272,7 +286,7 @@ def main() -> None:
     parser.add_argument("--tokens", default="8192,32768")
     parser.add_argument("--passes", type=int, default=2)
     parser.add_argument("--group-experts", type=int, default=16)
-    parser.add_argument("--slots", type=int, default=4)
+    parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--skip-oracles", action="store_true")
     parser.add_argument("--skip-model", action="store_true")
     parser.add_argument("--folder", type=Path, default=None)

@@ -20,7 +20,7 @@ SIZE = 999
 def queued(monkeypatch: pytest.MonkeyPatch, *, peers: bool) -> QueuedCuda:
     cuda = QueuedCuda(peers)
     monkeypatch.setattr(exchange_module, "_cuda", cuda)
-    monkeypatch.setattr(exchange_module, "PIECE_BYTES", 64)
+    monkeypatch.setattr(ByHost.__init__, "__defaults__", (64,))
     monkeypatch.setattr(
         exchange_module, "host_buffer", lambda size: torch.empty(size, dtype=torch.uint8)
     )
