@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -138,6 +139,7 @@ class _Cuda:
 
     Stream = Event = _Point
     result = 0
+    registered: ClassVar[list[int]] = []
 
     @staticmethod
     @contextmanager
@@ -150,8 +152,15 @@ class _Cuda:
 
     @classmethod
     def cudaHostRegister(cls, address: int, size_bytes: int, flags: int) -> int:
-        assert flags == 8
+        assert flags == 8 | 1
+        if cls.result == 0:
+            cls.registered.append(address)
         return cls.result
+
+    @classmethod
+    def cudaHostUnregister(cls, address: int) -> int:
+        cls.registered.remove(address)
+        return 0
 
 
 @pytest.fixture
@@ -182,6 +191,30 @@ def test_bytes_arrive_straight_or_by_way_of_buffers(
 def test_what_the_runtime_says_of_a_window(fake_cuda: type[_Cuda], result: int) -> None:
     fake_cuda.result = result
     try:
-        assert CudaPageLock(torch.device("cpu")).lock(0, PAGE) == (result == 0)
+        lock = CudaPageLock(torch.device("cpu"))
+        assert lock.lock(0, PAGE) == (result == 0)
+        assert fake_cuda.registered == [0] * (result == 0)
+        if result == 0:
+            lock.unlock(0)
+        assert not fake_cuda.registered
     finally:
         fake_cuda.result = 0
+
+
+def test_devices_share_what_is_locked(content: np.ndarray, fake_cuda: type[_Cuda]) -> None:
+    """The driver refuses memory that is locked already, for another device, too."""
+    registrars = [
+        Registrar(CudaPageLock(torch.device("cpu")), limit_bytes=1 << 40, window_bytes=WINDOW)
+        for _ in range(2)
+    ]
+    base = content.ctypes.data
+    assert list(registrars[0].spans(content[: WINDOW + 1])) == [
+        (0, WINDOW, True),
+        (WINDOW, WINDOW + 1, True),
+    ]
+    assert list(registrars[1].spans(content[:1])) == [(0, 1, True)]
+    assert fake_cuda.registered == [base, base + WINDOW]
+    registrars[0].close()
+    assert fake_cuda.registered == [base]
+    registrars[1].close()
+    assert not fake_cuda.registered

@@ -33,23 +33,27 @@ class Route(Protocol):
 class SameDevice:
     """Two lanes on one device: an ordinary copy on the reader's stream."""
 
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
     def copy(self, out: torch.Tensor, source: torch.Tensor, ready: Any) -> Any:
         """As in Route."""
         if ready is not None:
-            _cuda.current_stream(out.device).wait_event(ready)
+            _cuda.current_stream(self._device).wait_event(ready)
         out.copy_(source)
-        return mark(out.device)
+        return mark(self._device)
 
 
 class PeerAccess:
     """The reader's GPU reads the other's memory."""
 
     def __init__(self, source: torch.device, target: torch.device) -> None:
+        self._target = target
         self._send, self._receive = _cuda.Stream(source), _cuda.Stream(target)
 
     def copy(self, out: torch.Tensor, source: torch.Tensor, ready: Any) -> Any:
         """As in Route."""
-        compute = _cuda.current_stream(out.device)
+        compute = _cuda.current_stream(self._target)
         self._receive.wait_stream(compute)  # the memory of ``out`` was another tensor's before
         self._send.wait_event(ready)
         with _cuda.stream(self._send), _cuda.stream(self._receive):
@@ -66,6 +70,7 @@ class ByHost:
     def __init__(
         self, source: torch.device, target: torch.device, piece_bytes: int = PIECE_BYTES
     ) -> None:
+        self._target = target
         self._send, self._receive = _cuda.Stream(source), _cuda.Stream(target)
         self._piece_bytes = piece_bytes
         self._buffers: list[tuple[torch.Tensor, Any, Any]] = []
@@ -73,7 +78,7 @@ class ByHost:
 
     def copy(self, out: torch.Tensor, source: torch.Tensor, ready: Any) -> Any:
         """As in Route."""
-        compute = _cuda.current_stream(out.device)
+        compute = _cuda.current_stream(self._target)
         self._receive.wait_stream(compute)
         self._send.wait_event(ready)
         target_bytes, source_bytes = _bytes(out), _bytes(source)
@@ -137,7 +142,7 @@ class Exchange:
 
     def offer(self, lane: int, name: str, tensor: torch.Tensor) -> None:
         """Others may read the contiguous ``tensor``; until end_layer() nobody may write to it."""
-        ready = mark(tensor.device)
+        ready = mark(self._devices[lane])
         with self._changed:
             self._offers[lane, name] = tensor, ready
             self._changed.notify_all()
@@ -176,7 +181,7 @@ class Exchange:
 
 def _route(source: torch.device, target: torch.device, peer_access: bool) -> Route:
     if source.type != "cuda" or source == target:
-        return SameDevice()
+        return SameDevice(target)
     if peer_access and _cuda.can_device_access_peer(source, target):
         return PeerAccess(source, target)
     return ByHost(source, target)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch  # type: ignore[import-not-found, unused-ignore]
 from numpy.typing import NDArray
 
@@ -21,7 +22,8 @@ class HostCopy:
         if self._done is not None:
             self._done.synchronize()
         if self._there.dtype == torch.bfloat16:
-            return self._there.view(torch.int16).numpy().view("uint16")  # type: ignore[no-any-return, unused-ignore]
+            bits: NDArray[Any] = self._there.view(torch.int16).numpy()
+            return bits.view(np.uint16)
         array: NDArray[Any] = self._there.numpy()
         return array
 

@@ -29,7 +29,7 @@ from moechat.prefill.gpu.attention import Backend
 from moechat.prefill.gpu.exchange import Exchange
 from moechat.prefill.gpu.experts import add_experts, add_mlp, group_tokens
 from moechat.prefill.gpu.host_copy import HostCopies, HostCopy
-from moechat.prefill.gpu.lanes import Chunk
+from moechat.prefill.gpu.lanes import Chunk, current
 from moechat.prefill.gpu.layer_attention import LayerAttention
 from moechat.prefill.gpu.prefix import Prefix
 from moechat.prefill.gpu.rope import Angles, angles
@@ -86,6 +86,10 @@ class Lane:
 
     def embed(self, tokens: NDArray[np.int64]) -> None:
         """The residual stream before the first layer. ``tokens``: all T."""
+        with current(self.source.device):
+            self._embed(tokens)
+
+    def _embed(self, tokens: NDArray[np.int64]) -> None:
         own = np.concatenate([tokens[chunk.span] for chunk in self.chunks] or [tokens[:0]])
         if isinstance(self.source, RowSource):
             x_tD = self.source.rows("embedding", own)
@@ -105,19 +109,17 @@ class Lane:
 
         The host waits for the device once, for how many tokens each expert has.
         """
-        if self.source.device.type == "cuda":
-            torch.cuda.set_device(self.source.device)
-        self.source.begin(layer)
-        try:
-            with torch.inference_mode():
+        with current(self.source.device), torch.inference_mode():
+            try:
+                self.source.begin(layer)
                 output = self._attention(layer, prefix, window)
                 output.ids_tK = self._feed_forward(layer)
-                if self.num_own:
-                    least, most = self.x_tD.aminmax()  # NaN is both
-                    finite = torch.isfinite(least) & torch.isfinite(most)
-                    output.finite = self._host.start(f"finite{layer % 2}", finite)
-        finally:
-            self.source.release(layer)
+            finally:
+                self.source.release(layer)
+            if self.num_own:
+                least, most = self.x_tD.aminmax()  # NaN is both
+                finite = torch.isfinite(least) & torch.isfinite(most)
+                output.finite = self._host.start(f"finite{layer % 2}", finite)
         return output
 
     def _attention(self, layer: int, prefix: Prefix, window: int) -> LaneOutput:
@@ -217,6 +219,7 @@ class Lane:
         spec, source, x_tD = self._spec, self.source, self.x_tD
         router = needed_dense(source, role + "router").float()
         gate = source.matrix(role + "shared_gate")
+        assert gate is None or isinstance(gate, torch.Tensor)
         norm = source.vector(role + "ffn_norm")
         inputs_tD = torch.empty_like(x_tD, dtype=source.dtype)
         logits_tE = x_tD.new_empty((len(x_tD), moe.num_experts))

@@ -5,10 +5,13 @@ Shapes: T tokens of a span, N lanes.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import torch  # type: ignore[import-not-found, unused-ignore]
 
 Result = TypeVar("Result")
 
@@ -49,6 +52,14 @@ def zigzag(num_tokens: int, num_lanes: int) -> list[list[Chunk]]:
                 chunks.append(Chunk(slice(begin, end), slice(own, own + end - begin)))
         lanes.append(chunks)
     return lanes
+
+
+def current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """The device for kernels and streams of this thread that name none; nothing off CUDA."""
+    if device.type != "cuda":
+        return contextlib.nullcontext()
+    guard: contextlib.AbstractContextManager[Any] = torch.cuda.device(device)
+    return guard
 
 
 def run_lanes(tasks: Sequence[Callable[[], Result]], stop: Callable[[], None]) -> list[Result]:

@@ -24,7 +24,7 @@ from moechat.prefill.cpu import LayerOutput
 from moechat.prefill.gpu.attention import Backend
 from moechat.prefill.gpu.exchange import Exchange
 from moechat.prefill.gpu.lane import Lane, LaneOutput
-from moechat.prefill.gpu.lanes import run_lanes, zigzag
+from moechat.prefill.gpu.lanes import current, run_lanes, zigzag
 from moechat.prefill.gpu.prefix import Prefix, read_prefix
 from moechat.prefill.gpu.source import LayerSource, needed_dense
 
@@ -122,12 +122,13 @@ class StreamPrefill:
         if not 0 <= first < len(self._tokens):
             raise ValueError("the first token is outside the span")
         spec, source = self._spec, self._lanes[0].source
-        head = source.matrix("head")
+        with current(source.device):
+            head = source.matrix("head")
         if head is None:
             head = needed_dense(source, "embedding").to(source.dtype)
         out = np.empty((len(self._tokens) - first, spec.vocab_size), np.float32)
         norm = source.vector("final_norm")
-        with torch.inference_mode():
+        with current(source.device), torch.inference_mode():
             for rows in tiles(len(out), tile_rows(source.device)):
                 if cancel.raised:
                     return None

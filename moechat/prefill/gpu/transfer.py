@@ -9,7 +9,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch  # type: ignore[import-not-found, unused-ignore]
@@ -104,17 +104,33 @@ class CpuTransfer:
 
 
 class CudaPageLock:
-    """cudaHostRegister with cudaHostRegisterReadOnly (CUDA runtime API, memory management)."""
+    """cudaHostRegister with cudaHostRegisterReadOnly (CUDA runtime API, memory management).
 
-    _READ_ONLY = 8
+    Memory is locked once a process, for all its devices (cudaHostRegisterPortable): devices that
+    stream the same file share its windows, and the last one unlocks them.
+    """
+
+    _PORTABLE, _READ_ONLY = 1, 8
+    _turn = threading.Lock()
+    _users: ClassVar[dict[tuple[int, int], int]] = {}  # of each address and size that is locked
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._sizes: dict[int, int] = {}  # by address, of what this one locked
 
     def lock(self, address: int, size_bytes: int) -> bool:
         """As in PageLock."""
-        result = _cuda.cudart().cudaHostRegister(address, size_bytes, self._READ_ONLY)
-        if int(result) == 0:
+        window = address, size_bytes
+        with self._turn:
+            if window not in self._users and not self._register(*window):
+                return False
+            self._users[window] = self._users.get(window, 0) + 1
+        self._sizes[address] = size_bytes
+        return True
+
+    def _register(self, address: int, size_bytes: int) -> bool:
+        flags = self._PORTABLE | self._READ_ONLY
+        if int(_cuda.cudart().cudaHostRegister(address, size_bytes, flags)) == 0:
             return True
         # The runtime hands a refusal to the thread's next kernel launch, too: let this one have it.
         with contextlib.suppress(RuntimeError):
@@ -123,7 +139,12 @@ class CudaPageLock:
 
     def unlock(self, address: int) -> None:
         """As in PageLock."""
-        _cuda.cudart().cudaHostUnregister(address)
+        window = address, self._sizes.pop(address)
+        with self._turn:
+            self._users[window] -= 1
+            if not self._users[window]:
+                del self._users[window]
+                _cuda.cudart().cudaHostUnregister(address)
 
 
 class CudaTransfer:
