@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,31 +13,9 @@ from moechat.errors import BadParameter, DeviceUnavailable, DoesNotFit
 if TYPE_CHECKING:
     from moechat.prefill.gpu.gpu_prefill import GpuPrefill
 
-# There as soon as a driver is: of NVIDIA's, and of Windows' for the Linux beside it.
-_GPU_FILES = ("/dev/nvidiactl", "/dev/dxg")
-_DEVICES = re.compile(r"cpu|auto|cuda(:all|:\d{1,3}(,cuda:\d{1,3})*)?|torch-cpu(:[1-9])?")
 # Below that the CPU has read most prompts before torch is imported.
 SMALL_MODEL_BYTES = 4 << 30
 _INSTALL = "Install it: pip install 'moechat[gpu]'"
-
-
-def check_device(text: str) -> None:
-    """BadParameter unless ``text`` is the name of a device, whether or not it is there."""
-    if not _DEVICES.fullmatch(text):
-        raise BadParameter(
-            f"device cannot be {text[:40]!a}",
-            "it is cpu, auto, cuda, cuda:all, or cuda:0,cuda:1",
-        )
-
-
-def has_gpu_file() -> bool:
-    """Whether a GPU's driver is there, told without loading anything."""
-    return any(os.path.exists(path) for path in _GPU_FILES)
-
-
-def wants_gpu(device: str) -> bool:
-    """Whether ``device`` may mean another one than the native kernels' CPU on this machine."""
-    return has_gpu_file() if device == "auto" else device != "cpu"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from moechat import _native
 from moechat.decode.worker import DecodeWorker
 from moechat.engine import admission, flow
-from moechat.engine.devices import Opened, check_device, open_gpu, wants_gpu
+from moechat.engine.device_names import check_device, wants_gpu
+from moechat.engine.devices import Opened, open_gpu
 from moechat.engine.kv_choice import choose_policy, named_policy
 from moechat.engine.loading import choose_instruction_set, load_model
 from moechat.engine.model_files import ModelFiles

@@ -8,7 +8,8 @@ import types
 import pytest
 from oracles import MINI
 
-from moechat.engine import devices
+from moechat.engine import device_names, devices
+from moechat.engine import engine as engine_module
 from moechat.errors import BadParameter, DeviceUnavailable
 
 
@@ -72,14 +73,14 @@ def test_what_is_missing_is_named(monkeypatch):
 
 
 def test_auto_is_the_cpu_where_no_gpu_is(open_engine, monkeypatch):
-    monkeypatch.setattr(devices, "has_gpu_file", lambda: False)
-    monkeypatch.setattr(devices, "open_gpu", None)
+    monkeypatch.setattr(device_names, "has_gpu_file", lambda: False)
+    monkeypatch.setattr(engine_module, "open_gpu", None)
     engine = open_engine(MINI, device="auto")
     assert engine.prefill_choice.gpu is None and engine.notice == ""
 
 
 def test_auto_tells_why_a_gpu_is_not_used(open_engine, monkeypatch):
-    monkeypatch.setattr(devices, "has_gpu_file", lambda: True)
+    monkeypatch.setattr(device_names, "has_gpu_file", lambda: True)
     fake_torch(monkeypatch, count=0, built=False)
     engine = open_engine(MINI, device="auto")  # small: the CPU's anyway
     assert engine.prefill_choice.gpu is None and engine.notice == ""
