@@ -45,8 +45,8 @@ Device = Annotated[
         parser=_device,
         metavar="cpu|auto|cuda[:N,...]",
         help="What reads long prompts: cpu; cuda, the first GPU; cuda:1; several, as cuda:0,cuda:1 "
-        "or cuda:all; or auto: a GPU that torch can use, unless the model is small. The CPU writes the "
-        "answers.",
+        "or cuda:all; or auto: a GPU that torch can use, unless the model is small. The CPU writes "
+        "the answers.",
     ),
 ]
 GpuMemory = Annotated[
