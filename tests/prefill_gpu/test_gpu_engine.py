@@ -59,6 +59,19 @@ def test_greedy_tokens_are_those_of_the_cpu(compute, open_engine, open_streamed)
     assert all(event.stream_bytes_per_second > 0 for event in progress)
 
 
+@pytest.mark.parametrize("count", [2, 3])
+def test_several_devices_share_the_experts(count, open_engine, open_streamed):
+    want, _ = answer(open_engine(MINI, compute="exact").session(), PROMPT)
+    engine = open_streamed(MINI, compute="exact", device=f"torch-cpu:{count}")
+    got, events = answer(engine.session(), PROMPT)
+    assert got == want
+    assert events[-1].stats.prefill_device == "+".join(["torch-cpu"] * count)
+    alone = open_streamed(MINI, compute="exact")
+    _, events_alone = answer(alone.session(), PROMPT)
+    streamed = [e[-1].stats.prefill_streamed_bytes for e in (events, events_alone)]
+    assert streamed[1] < streamed[0] < 1.2 * streamed[1]  # experts once; what is not routed, twice
+
+
 def test_any_threshold_gives_the_same_tokens(small_oracle, open_engine, open_streamed):
     """Of prompts about it: the device differs, the answer does not."""
     reference = open_engine(small_oracle, compute="exact")

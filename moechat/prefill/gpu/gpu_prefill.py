@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch  # type: ignore[import-not-found, unused-ignore]
@@ -59,14 +58,17 @@ class GpuPrefill:
             for part in (tensor.data, tensor.scale, tensor.zeros)
             if part is not None
         )
-        self._never = _native.CancelFlag()
         self.sources: list[StreamedSource] = []
         try:
             for number, device in enumerate(devices):
-                share = _share(spec, number, len(devices))
                 self.sources.append(
                     StreamedSource(
-                        spec, tensors, device=device, compute=compute, settings=settings, **share
+                        spec,
+                        tensors,
+                        device=device,
+                        compute=compute,
+                        settings=settings,
+                        experts=_share(spec, number, len(devices)),
                     )
                 )
         except BaseException:
@@ -137,12 +139,12 @@ class GpuSpan:
         )
 
 
-def _share(spec: ModelSpec, number: int, count: int) -> dict[str, Any]:
-    """The experts of one device of several, as StreamedSource takes them."""
+def _share(spec: ModelSpec, number: int, count: int) -> slice | None:
+    """The experts of one device of several; None for all."""
     if count == 1 or spec.moe is None:
-        return {}
+        return None
     first, last = (spec.moe.num_experts * i // count for i in (number, number + 1))
-    return {"experts": slice(first, last)}
+    return slice(first, last)
 
 
 @contextlib.contextmanager
