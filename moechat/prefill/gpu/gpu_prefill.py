@@ -84,11 +84,15 @@ class GpuPrefill:
         hidden_TD: NDArray[np.float32] | None = None,
     ) -> GpuSpan:
         """As in PrefillDevice."""
-        start: dict[str, Any] = (
-            {"start_layer": start_layer, "hidden_TD": hidden_TD} if start_layer else {}
+        stream = StreamPrefill(
+            self._spec,
+            self.sources,
+            cache,
+            ids,
+            chunk_tokens=CHUNK_TOKENS,
+            start_layer=start_layer,
+            hidden_TD=hidden_TD,
         )
-        sources: Any = self.sources if len(self.sources) > 1 else self.sources[0]
-        stream = StreamPrefill(self._spec, sources, cache, ids, chunk_tokens=CHUNK_TOKENS, **start)
         return GpuSpan(stream, self.sources)
 
     def close(self) -> None:
