@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import os
-import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from moechat.engine.loading import LoadedModel
@@ -15,36 +13,17 @@ from moechat.errors import BadParameter, DeviceUnavailable, DoesNotFit
 if TYPE_CHECKING:
     from moechat.prefill.gpu.gpu_prefill import GpuPrefill
 
-# There as soon as a driver is: of NVIDIA's, and of Windows' for the Linux beside it.
-_GPU_FILES = ("/dev/nvidiactl", "/dev/dxg")
-_DEVICES = re.compile(r"cpu|auto|cuda(:all|:\d{1,3}(,cuda:\d{1,3})*)?|torch-cpu(:[1-9])?")
+# Below that the CPU has read most prompts before torch is imported.
+SMALL_MODEL_BYTES = 4 << 30
 _INSTALL = "Install it: pip install 'moechat[gpu]'"
 
 
-def check_device(text: str) -> None:
-    """BadParameter unless ``text`` is the name of a device, whether or not it is there."""
-    if not _DEVICES.fullmatch(text):
-        raise BadParameter(
-            f"device cannot be {text[:40]!a}",
-            "it is cpu, auto, cuda, cuda:all, or cuda:0,cuda:1",
-        )
+@dataclass(frozen=True)
+class Opened:
+    """``gpu`` reads prompts, or None; ``notice`` says why not where a user would wonder."""
 
-
-def has_gpu_file() -> bool:
-    """Whether a GPU's driver is there, told without loading anything."""
-    return any(os.path.exists(path) for path in _GPU_FILES)
-
-
-def has_torch() -> bool:
-    """Whether torch is installed, without importing it."""
-    return importlib.util.find_spec("torch") is not None
-
-
-def wants_gpu(device: str) -> bool:
-    """Whether ``device`` may mean another one than the native kernels' CPU on this machine."""
-    if device == "auto":
-        return has_gpu_file() and has_torch()
-    return device != "cpu"
+    gpu: GpuPrefill | None = None
+    notice: str = ""
 
 
 def open_gpu(
@@ -54,16 +33,19 @@ def open_gpu(
     compute: str,
     memory_bytes: int | None,
     context_tokens: int,
-) -> GpuPrefill | None:
-    """What reads prompts on ``device``; None where "auto" is better off with the CPU.
+) -> Opened:
+    """What reads prompts on ``device``; "auto" is content with the CPU.
 
     Raises DeviceUnavailable, DoesNotFit, and BadParameter for weights that cannot be streamed yet.
     """
+    automatic = device == "auto"
+    if automatic and _weight_bytes(model) < SMALL_MODEL_BYTES:
+        return Opened()
     try:
         names = torch_devices(device)
         from moechat.prefill.gpu.gpu_prefill import GpuPrefill
 
-        return GpuPrefill(
+        gpu = GpuPrefill(
             model.spec,
             model.tensors,
             names,
@@ -71,10 +53,15 @@ def open_gpu(
             memory_bytes=memory_bytes,
             context_tokens=context_tokens,
         )
-    except (DeviceUnavailable, DoesNotFit, BadParameter):
-        if device != "auto":
+    except (DeviceUnavailable, DoesNotFit, BadParameter) as error:
+        if not automatic:
             raise
-    return None
+        return Opened(notice=f"prompts are read by the CPU: {error.message}")
+    return Opened(gpu)
+
+
+def _weight_bytes(model: LoadedModel) -> int:
+    return sum(file.stat().st_size for file in model.files.weight_files)
 
 
 def torch_devices(device: str) -> Sequence[str]:
@@ -110,7 +97,6 @@ def _import_torch() -> Any:
     try:
         return importlib.import_module("torch")
     except ImportError as error:
-        seen = "a GPU is here, but " if has_gpu_file() else ""
         raise DeviceUnavailable(
-            f"{seen}torch, which computes on it, cannot be imported", str(error), _INSTALL
+            "a GPU cannot be used without torch", str(error), _INSTALL
         ) from None

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from moechat import _native
 from moechat.decode.worker import DecodeWorker
 from moechat.engine import admission, flow
-from moechat.engine.devices import check_device, open_gpu, wants_gpu
+from moechat.engine.device_names import check_device, wants_gpu
+from moechat.engine.devices import Opened, open_gpu
 from moechat.engine.kv_choice import choose_policy, named_policy
 from moechat.engine.loading import choose_instruction_set, load_model
 from moechat.engine.model_files import ModelFiles
@@ -79,6 +80,8 @@ class Engine:
         self.instruction_set = choose_instruction_set()
         self.speculate = speculate
         check_device(device)
+        _at_least("gpu_memory_bytes", gpu_memory_bytes, 1)
+        _at_least("gpu_prefill_tokens", gpu_prefill_tokens, 0)
         wanted = wants_gpu(device)
         self.model = load_model(path, compute, speculate=speculate, keep_tensors=wanted)
         self.spec = self.model.spec
@@ -104,17 +107,20 @@ class Engine:
             self.residency = make_resident(self.model, pool, nodes, progress)
         self.drafter = _native.MtpDrafter(self.model.native, pool) if speculate else None
         self.decode = DecodeWorker(self.model.native, pool, channel_packets)
-        gpu = None
+        opened = Opened()
         if wanted:
-            gpu = open_gpu(
+            opened = open_gpu(
                 device,
                 self.model,
                 compute=compute,
                 memory_bytes=gpu_memory_bytes,
                 context_tokens=self.context_tokens,
             )
-        choice = DeviceChoice(CpuDevice(self.model.native, pool), gpu, gpu_prefill_tokens)
-        passes = Passes(self.spec, choice, self.decode.channel, suspended_bytes)
+        self._device_notice = opened.notice
+        self.prefill_choice = DeviceChoice(
+            CpuDevice(self.model.native, pool), opened.gpu, gpu_prefill_tokens
+        )
+        passes = Passes(self.spec, self.prefill_choice, self.decode.channel, suspended_bytes)
         self.prefill = PrefillWorker(passes, self.decode.channel)
         # Runs at close(), when the engine is dropped, and at interpreter exit.
         self._shut_down = weakref.finalize(
@@ -123,7 +129,7 @@ class Engine:
             self._sessions,
             self.prefill,
             self.decode,
-            gpu,
+            opened.gpu,
             self.residency,
             self.model.files,
         )
@@ -161,8 +167,17 @@ class Engine:
         the same text, at another speed; BadParameter when the model has none. ``resident`` copies
         the MLPs into huge pages, a share to each NUMA node, and calls ``progress(bytes done, bytes
         in all)`` meanwhile. ``decode_share``, between 0 and 1, is what decode gets of the threads
-        while a prompt is prefilled at the same time. Raises ModelNotFound, CheckpointDamaged,
-        ArchitectureUnsupported, BadParameter, DoesNotFit.
+        while a prompt is prefilled at the same time.
+
+        ``device`` reads long prompts: "cpu", "cuda" (the first GPU), "cuda:1", "cuda:0,cuda:1" or
+        "cuda:all", or "auto", which takes the first GPU that torch can use, for a model that is not
+        small. Weights stream through ``gpu_memory_bytes`` of each GPU, by default what is free.
+        Prompts of ``gpu_prefill_tokens`` new tokens or more go there; None: those that take less
+        time there, as far as that was measured. A cancelled one is kept for the same prompt in
+        ``suspended_bytes`` of host memory, by default a 16th of what is free and 8 GiB at most.
+
+        Raises ModelNotFound, CheckpointDamaged, ArchitectureUnsupported, BadParameter, DoesNotFit,
+        DeviceUnavailable.
         """
         _choice("compute", compute, ("bf16", "exact"))
         _choice("kv", kv, ("auto", *NAMES))
@@ -193,7 +208,7 @@ class Engine:
     @property
     def notice(self) -> str:
         """What a user should know of the model before the first answer; "" for nothing."""
-        return self.model.files.notice()
+        return "\n".join(filter(None, (self.model.files.notice(), self._device_notice)))
 
     @functools.cached_property
     def text(self) -> TextModel:
@@ -338,6 +353,11 @@ def _choice(name: str, value: str, choices: tuple[str, ...]) -> None:
         raise BadParameter(
             f"{name} cannot be '{value}'", f"this version knows {' and '.join(choices)}"
         )
+
+
+def _at_least(name: str, value: int | None, least: int) -> None:
+    if value is not None and value < least:
+        raise BadParameter(f"{name} cannot be {value}", f"it is {least} or more")
 
 
 def _context(asked: int | None, trained: int) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch  # type: ignore[import-not-found, unused-ignore]
@@ -59,14 +58,17 @@ class GpuPrefill:
             for part in (tensor.data, tensor.scale, tensor.zeros)
             if part is not None
         )
-        self._never = _native.CancelFlag()
         self.sources: list[StreamedSource] = []
         try:
             for number, device in enumerate(devices):
-                share = _share(spec, number, len(devices))
                 self.sources.append(
                     StreamedSource(
-                        spec, tensors, device=device, compute=compute, settings=settings, **share
+                        spec,
+                        tensors,
+                        device=device,
+                        compute=compute,
+                        settings=settings,
+                        experts=_share(spec, number, len(devices)),
                     )
                 )
         except BaseException:
@@ -82,9 +84,15 @@ class GpuPrefill:
         hidden_TD: NDArray[np.float32] | None = None,
     ) -> GpuSpan:
         """As in PrefillDevice."""
-        start = {"start_layer": start_layer, "hidden_TD": hidden_TD} if start_layer else {}
-        sources: Any = self.sources if len(self.sources) > 1 else self.sources[0]
-        stream = StreamPrefill(self._spec, sources, cache, ids, chunk_tokens=CHUNK_TOKENS, **start)
+        stream = StreamPrefill(
+            self._spec,
+            self.sources,
+            cache,
+            ids,
+            chunk_tokens=CHUNK_TOKENS,
+            start_layer=start_layer,
+            hidden_TD=hidden_TD,
+        )
         return GpuSpan(stream, self.sources)
 
     def close(self) -> None:
@@ -135,12 +143,12 @@ class GpuSpan:
         )
 
 
-def _share(spec: ModelSpec, number: int, count: int) -> dict[str, Any]:
-    """The experts of one device of several, as StreamedSource takes them."""
+def _share(spec: ModelSpec, number: int, count: int) -> slice | None:
+    """The experts of one device of several; None for all."""
     if count == 1 or spec.moe is None:
-        return {}
+        return None
     first, last = (spec.moe.num_experts * i // count for i in (number, number + 1))
-    return {"experts": slice(first, last)}
+    return slice(first, last)
 
 
 @contextlib.contextmanager

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
 from moechat.errors import DoesNotFit
+from moechat.gpu_weights.stored import StoredWeights
 from moechat.models.spec import BoundTensor, LatentAttention, ModelSpec
 from moechat.prefill.gpu import budget
 from moechat.prefill.gpu.plan import StreamSettings
@@ -37,7 +37,7 @@ def plan_stream(
         if not free:
             return None, StreamSettings()
         memory_bytes = min(free) - RESERVE_BYTES
-    weights, dtype = _stored(tensors), _DTYPES[compute]
+    weights, dtype = StoredWeights.of(tensors), _DTYPES[compute]
     num_tokens = context_tokens
     while True:
         needed = _activation_bytes(spec, num_tokens, chunk_tokens)
@@ -52,16 +52,6 @@ def plan_stream(
                 if few:
                     raise
         num_tokens = max(LEAST_TOKENS, num_tokens // 2)
-
-
-def _stored(tensors: Sequence[BoundTensor]) -> Any:
-    try:
-        from moechat.gpu_weights.stored import (  # type: ignore[import-not-found, unused-ignore]
-            StoredWeights,
-        )
-    except ImportError:  # where it was before
-        from moechat.prefill.gpu.stored import StoredWeights
-    return StoredWeights.of(tensors)
 
 
 def _activation_bytes(spec: ModelSpec, num_tokens: int, chunk_tokens: int) -> int:
