@@ -15,7 +15,8 @@ import statistics
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -112,34 +113,41 @@ def model(options: argparse.Namespace) -> Any:
 
 
 def one_pass(
-    files: Any, source: Any, tokens: int, chunk: int, spans: Spans
-) -> list[dict[str, float]]:
+    files: Any, source: Any, tokens: int, chunk: int, spans: Spans, profile: bool = False
+) -> tuple[list[dict[str, float]], dict[str, float]]:
+    """Device time of each layer, and figures of the whole. Nothing waits between the layers."""
     spec = files.spec
     cache = KVCache(0, spec, "bf16")
     ids = np.random.default_rng(tokens).integers(0, spec.vocab_size, tokens).tolist()
-    span = stream_prefill.StreamPrefill(spec, source, cache, ids, chunk_tokens=chunk)
-    never, rows = _native.CancelFlag(), []
-    before = source.statistics()
-    for layer in range(spec.num_layers):
+    never, before = _native.CancelFlag(), source.statistics()
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(spec.num_layers + 1)]
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    marks[0].record()
+    with torch.profiler.profile() if profile else nullcontext() as profiler:
+        span = stream_prefill.StreamPrefill(spec, source, cache, ids, chunk_tokens=chunk)
+        for layer in range(spec.num_layers):
+            output = span.run_layer(never, 0)
+            assert output is not None
+            marks[layer + 1].record()
         torch.cuda.synchronize()
-        began = time.perf_counter()
-        output = span.run_layer(never, 0)
-        assert output is not None
-        torch.cuda.synchronize()
-        seconds = time.perf_counter() - began
-        after = source.statistics()
-        row = {
-            "layer": layer,
-            "ms": 1000 * seconds,
-            "stall_ms": 1000 * (after.stall_seconds - before.stall_seconds),
-            "copied_gb": (after.copied_bytes - before.copied_bytes) / 1e9,
-            "copy_ms": 1000 * (after.copy_seconds - before.copy_seconds),
-        }
-        row |= {f"{name}_ms": 1000 * value for name, value in spans.take().items()}
-        rows.append(row)
-        before = after
+    seconds = time.perf_counter() - began
+    if profiler is not None:
+        print(profiler.key_averages().table(sort_by="self_cuda_time_total", row_limit=40))
+    after = source.statistics()
     assert span.hidden_TD.shape == (tokens, spec.hidden_size)
-    return rows
+    layers = [
+        {"layer": layer, "ms": first.elapsed_time(last)}
+        for layer, (first, last) in enumerate(pairwise(marks))
+    ]
+    moe = spec.num_layers - 1
+    whole = {
+        "pass_seconds": seconds,
+        "stall_ms_a_layer": 1000 * (after.stall_seconds - before.stall_seconds) / moe,
+        "copied_gb": (after.copied_bytes - before.copied_bytes) / 1e9,
+        "copy_seconds": after.copy_seconds - before.copy_seconds,
+    }
+    return layers, whole | spans.take()
 
 
 def main() -> None:
@@ -156,6 +164,7 @@ def main() -> None:
     parser.add_argument("--resident-gb", type=float, default=None)
     parser.add_argument("--gpu-memory-gb", type=float, default=None)
     parser.add_argument("--compute", default="bf16")
+    parser.add_argument("--profile", action="store_true", help="the last pass of every length")
     parser.add_argument("--folder", type=Path, default=None)
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
@@ -195,37 +204,37 @@ def main() -> None:
             for number in range(options.passes):
                 torch.cuda.reset_peak_memory_stats()
                 pinned = pinned_gb_per_s()
-                rows = one_pass(files, source, tokens, options.chunk, spans)
+                profile = options.profile and number == options.passes - 1
+                layers, sums = one_pass(files, source, tokens, options.chunk, spans, profile)
                 # The first one's weights came while the dense layer computed, and while the last
                 # one computes no others come.
-                moe = rows[2:-1]
-                ms = statistics.median(row["ms"] for row in moe)
-                dense = rows[0]["ms"]
-                copied = sum(row["copied_gb"] for row in rows)
-                rate = sum(r["copied_gb"] for r in moe) / sum(r["ms"] for r in moe) * 1000
-                copy_ms = sum(r["copy_ms"] for r in rows)
-                attend = statistics.median(row["attend_ms"] for row in moe)
-                expert = statistics.median(row["add_experts_ms"] for row in moe)
+                ms = statistics.median(row["ms"] for row in layers[2:-1])
+                moe, dense = len(layers) - 1, layers[0]["ms"]
+                attend = 1000 * sums["attend"] / len(layers)
+                expert = 1000 * sums["add_experts"] / moe
                 whole_s = (3 * dense + 58 * ms) / 1000
+                # What the device took from a steady layer's time alone: 256 experts a layer.
+                rate = shape.experts * expert_bytes / ms / 1e6
                 result = {
                     "tokens": tokens,
                     "pass": number,
                     "moe_layer_ms": ms,
                     "dense_layer_ms": dense,
-                    "stall_ms": statistics.median(row["stall_ms"] for row in moe),
+                    "stall_ms": sums["stall_ms_a_layer"],
                     "stream_gb_per_s": rate,
-                    "copy_gb_per_s": copied / copy_ms * 1000,
+                    "copies_gb_per_s": sums["copied_gb"] / sums["copy_seconds"],
                     "pinned_gb_per_s": pinned,
                     "of_pinned": rate / pinned,
                     "attend_ms": attend,
                     "attention_tflop_per_s": attention_tflop / attend * 1000,
                     "experts_ms": expert,
                     "experts_tflop_per_s": experts_tflop / expert * 1000,
+                    "pass_seconds": sums["pass_seconds"],
                     "whole_seconds": whole_s,
                     "whole_tokens_per_s": tokens / whole_s,
                     "peak_gb": torch.cuda.max_memory_allocated() / 1e9,
                 }
-                report["rows"].append(result | {"layers": rows})
+                report["rows"].append(result | {"layers": layers})
                 print(json.dumps({k: round(v, 3) for k, v in result.items()}), flush=True)
         print(source.statistics())
         source.close()
