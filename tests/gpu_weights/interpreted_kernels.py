@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ import torch
 import triton_interpreter  # noqa: F401  # before any kernel
 from test_weight import naive, random_matrix
 
-from moechat.gpu_weights import products, triton_gemm
+from moechat.gpu_weights import products, quantised, triton_gemm, triton_quantise
 from moechat.gpu_weights.triton_combine import combine
 from moechat.gpu_weights.triton_gemm import Gated, gemm, linear, tile_list, tiling
 from moechat.gpu_weights.weight import Fp8Matrix
@@ -159,3 +160,29 @@ def test_groups_and_turns_do_not_show(fp8: bool, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(activations, "WORK_BYTES", rows * activations.pair_bytes(hidden, width))
         for cuts in ([0, 5], [0, 1, 3, 5]):
             assert (all_of(cuts) == whole).all()
+
+
+@pytest.mark.parametrize("num_inputs", [256, 200, 2000])
+def test_codes_of_inputs_are_the_definition(num_inputs: int) -> None:
+    x = torch.randn((9, num_inputs), generator=torch.Generator().manual_seed(8)).bfloat16()
+    x[1, 128:] = 0
+    x[2] *= 1e-30
+    found, expected = triton_quantise.quantise(x), quantised.quantise(x)
+    assert (found.scale == expected.scale).all()
+    assert (found.codes.view(torch.uint8) == expected.codes.view(torch.uint8)).all()
+
+
+@pytest.mark.parametrize("block", [(128, 128), (64, 128), (1, 1000)])
+def test_codes_times_codes(block: tuple[int, int]) -> None:
+    weight = dataclasses.replace(random_matrix(300, 320, block, 3), quantised_inputs=True)
+    x = torch.randn((50, 320), generator=torch.Generator().manual_seed(3)).bfloat16()
+    x[:, :128] *= 100
+    bounds, tokens = [0, 20, 21, 45], torch.arange(49, 4, -1)
+    how = tiling(weight, 10)
+    assert how is not None
+    inputs = triton_gemm.inputs_of(weight, x)
+    tiles = tile_list(bounds, how.rows, CPU)
+    out = gemm(inputs, weight, tiles, how, torch.zeros(45, 300), tokens_R=tokens)
+    for number in range(3):
+        rows = slice(bounds[number], bounds[number + 1])
+        assert close(out[rows], products.product(x[tokens[rows]], weight[number]))
