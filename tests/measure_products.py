@@ -8,6 +8,7 @@ Needs torch for CUDA, numpy and the repository; no native module.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import itertools
 import statistics
@@ -19,7 +20,8 @@ import torch
 
 from moechat.gpu_weights import triton_gemm
 from moechat.gpu_weights.products import product
-from moechat.gpu_weights.triton_gemm import Tiling, gemm, linear, tile_list
+from moechat.gpu_weights.quantised import Quantised, quantise
+from moechat.gpu_weights.triton_gemm import Tiling, gemm, inputs_of, linear, tile_list
 from moechat.gpu_weights.weight import Fp8Matrix
 from moechat.prefill.gpu.attention import AttentionRule, attend
 from moechat.prefill.gpu.experts import add_experts, group_tokens
@@ -128,6 +130,30 @@ def grouped(each: int) -> None:
         )
 
 
+def quantised(each: int) -> None:
+    """Mode w8a8: codes times codes, and whether codes on the device are those of the definition."""
+    weight = dataclasses.replace(random_weight((GROUP, WIDTH, HIDDEN)), quantised_inputs=True)
+    x = torch.randn((8 * each, HIDDEN), device=CUDA).bfloat16()
+    tokens = torch.randint(0, 8 * each, (GROUP * each,), device=CUDA)
+    how = triton_gemm.tiling(weight, each)
+    assert how is not None
+    tiles = tile_list(list(range(0, GROUP * each + 1, each)), how.rows, CUDA)
+    out = torch.empty((GROUP * each, WIDTH), device=CUDA)
+    codes, definition = inputs_of(weight, x), quantise(x)
+    assert isinstance(codes, Quantised)
+    same = bool((codes.codes.view(torch.uint8) == definition.codes.view(torch.uint8)).all())
+    call = functools.partial(gemm, codes, weight, tiles, how, out, tokens_R=tokens)
+    ms = milliseconds(call)
+    dense = definition.to_dense()[tokens[:each]]
+    flop = 2.0 * GROUP * each * HIDDEN * WIDTH
+    print(
+        f"w8a8 {GROUP} x {each} rows: {flop / ms / 1e9:.0f} TFLOP/s, inputs "
+        f"{milliseconds(functools.partial(inputs_of, weight, x)):.3f} ms; error "
+        f"{error(out[:each], dense, weight[0]):.1e}; codes as defined {same}",
+        flush=True,
+    )
+
+
 def sweep(each: int) -> None:
     weight = random_weight((GROUP, WIDTH, HIDDEN))
     x = torch.randn((8 * each, HIDDEN), device=CUDA).bfloat16()
@@ -191,6 +217,8 @@ def main() -> None:
     print(torch.cuda.get_device_name(), torch.__version__, flush=True)
     for each in (64, 256, 1024):
         grouped(each)
+    for each in (64, 1024):
+        quantised(each)
     for rows in (1024, 8192):
         dense(rows)
     for tokens in (2048, 8192, 32768):
