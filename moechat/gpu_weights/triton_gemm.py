@@ -39,7 +39,14 @@ def _activated(gate, up, KIND: tl.constexpr, alpha, limit):  # type: ignore[no-u
     return (up + 1.0) * gate * tl.sigmoid(alpha * gate)
 
 
-@triton.jit  # type: ignore[misc, untyped-decorator, unused-ignore]
+# Neither alignment nor value of these is worth a kernel of its own: each takes a second to compile.
+_ANY = (
+    "x_scale", "tokens", "scale", "bias", "tile_list", "num_tiles", "x_groups", "grid_rows",
+    "grid_cols", "first_row", "block_rows", "block_cols",
+)  # fmt: skip
+
+
+@triton.jit(do_not_specialize=_ANY)  # type: ignore[misc, untyped-decorator, unused-ignore]
 def _gemm(  # type: ignore[no-untyped-def]
     x,
     x_scale,
