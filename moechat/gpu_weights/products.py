@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
+from moechat.gpu_weights.inputs import quantise
 from moechat.gpu_weights.kernels import gemm_kernels
-from moechat.gpu_weights.quantised import quantise
 from moechat.gpu_weights.weight import Fp8Matrix, Weight
 
 # Rows of one product. Tiles begin at multiples of it whatever the chunk size is, so that the bits

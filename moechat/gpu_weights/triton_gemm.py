@@ -1,9 +1,9 @@
 """x W^T on matrix units for rows of many matrices at once: BF16 inputs, FP8 as stored or BF16.
 
-FP8 codes become BF16 in registers, exactly; the sum of each block of inputs is scaled in float32
-and added: weights are exact, as in the native kernels. Inputs that are codes, too (quantised.py),
-are multiplied as codes, and sums scaled by both. The bits of a row depend on nothing but its
-inputs and its matrix. Imports triton, which comes with torch for CUDA.
+FP8 codes become float16 in registers, exactly, as their inputs did before (inputs.py). The sum of
+each block of inputs is scaled in float32 and added: weights are exact, as in the native kernels.
+Inputs that are codes, too, are multiplied as codes, and sums scaled by both. A row's bits depend on
+its inputs and its matrix alone. Imports triton, which comes with torch for CUDA.
 
 Shapes: R rows, E matrices, N outputs, K inputs; a tile is some rows of one matrix.
 """
@@ -19,8 +19,8 @@ import torch  # type: ignore[import-not-found, unused-ignore]
 import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-from moechat.gpu_weights.quantised import GROUP, Quantised
-from moechat.gpu_weights.triton_quantise import quantise
+from moechat.gpu_weights.inputs import GROUP, Halves, Quantised
+from moechat.gpu_weights.triton_inputs import halve, quantise
 from moechat.gpu_weights.weight import Fp8Matrix, Weight
 
 ACTIVATIONS = {"": 0, "silu": 1, "gelu_tanh": 2, "swiglu_clamped": 3}
@@ -73,6 +73,7 @@ def _gemm(  # type: ignore[no-untyped-def]
     alpha,
     limit,
     FP8: tl.constexpr,
+    HALVES: tl.constexpr,
     X_GROUP: tl.constexpr,
     NATIVE_FP8: tl.constexpr,
     ONE_SCALE: tl.constexpr,
@@ -136,20 +137,22 @@ def _gemm(  # type: ignore[no-untyped-def]
             if X_GROUP:
                 values = codes
             elif NATIVE_FP8:
-                values = codes.to(tl.bfloat16)
-            else:
-                # Exponent and mantissa where BF16 has them are 2^-120 of the value.
+                values = codes.to(tl.float16)
+            else:  # exponent and mantissa where float16 has them: 2^-8 of the value
                 bits = codes.to(tl.int16)
-                bits = ((bits & 0x7F) << 4) | ((bits & 0x80) << 8)
-                small = bits.to(tl.bfloat16, bitcast=True).to(tl.float32)
-                values = small * 1.329227995784916e36
-                values = tl.where((bits & 0x7FF) == 0x7F0, float("nan"), values).to(tl.bfloat16)
+                size = tl.where((bits & 0x7F) == 0x7F, 0x7E00, (bits & 0x7F) << 7).to(tl.int16)
+                values = (size | ((bits & 0x80) << 8)).to(tl.float16, bitcast=True)
             total += tl.dot(values, inputs) * factor
         else:
             total = tl.dot(codes, inputs, total)
         weight_at += TILE_K * stride_k
         x_at += TILE_K
 
+    if HALVES:
+        by_row = tl.load(x_scale + source)
+        if not NATIVE_FP8:
+            by_row *= 256.0
+        total *= by_row[None, :]
     if BIAS:
         total += tl.load(bias + matrix * N + there)[:, None]
     place = row.to(tl.int64)[None, :] * N + n[:, None]
@@ -183,7 +186,8 @@ def tiling(weight: Weight, mean_rows: float) -> Tiling | None:
     """
     chosen = (_LARGE if _is_large(weight.device) else _SMALL)[64 if mean_rows <= 64 else 128]
     inputs = chosen.inputs
-    if isinstance(weight, Fp8Matrix) and weight.quantised_inputs and not _fp8_products(weight):
+    quantised = isinstance(weight, Fp8Matrix) and weight.quantised_inputs
+    if quantised and not _native_fp8(weight.device):
         return None
     if isinstance(weight, Fp8Matrix) and weight.block[1] < weight.shape[-1]:
         while weight.block[1] % inputs:
@@ -194,13 +198,7 @@ def tiling(weight: Weight, mean_rows: float) -> Tiling | None:
 
 
 def _native_fp8(device: torch.device) -> bool:
-    """Whether triton converts e4m3 to BF16 on the device: for Ada its code is not assembled."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-def _fp8_products(weight: Fp8Matrix) -> bool:
-    """Whether matrix units multiply e4m3: from Ada on (CUDA programming guide)."""
-    device = weight.device
+    """Whether e4m3 is a type of the machine: from Ada on (CUDA programming guide)."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)
 
 
@@ -242,7 +240,7 @@ class Gated:
 
 
 def gemm(
-    x: torch.Tensor | Quantised,
+    x: torch.Tensor | Halves | Quantised,
     weight: Weight,
     tiles: torch.Tensor,
     how: Tiling,
@@ -262,8 +260,12 @@ def gemm(
     grid = (len(tiles) * -(-num_outputs // how.outputs),)
     if not grid[0]:
         return out_RN
-    x, x_scale = (x.codes, x.scale) if isinstance(x, Quantised) else (x, None)
-    native = _native_fp8(x.device) or x_scale is not None
+    x_scale, halves, groups = None, isinstance(x, Halves), 0
+    if not isinstance(x, torch.Tensor):
+        groups = 0 if isinstance(x, Halves) else x.scale.shape[1]
+        x_scale = x.scale
+        x = x.values
+    native = _native_fp8(x.device)
     if isinstance(weight, Fp8Matrix):
         values, scale, block = weight.codes, weight.scale, weight.block
         if native:
@@ -281,11 +283,11 @@ def gemm(
         _gemm[grid](
             x, x if x_scale is None else x_scale, tokens_R if tokens_R is not None else tiles,
             values, scale, bias if bias is not None else x, gated.gate if gated else x, out_RN,
-            tiles, len(tiles), num_outputs, num_inputs, 0 if x_scale is None else x_scale.shape[1],
-            x.stride(0), values.stride(0) if values.dim() > 2 else 0, values.stride(-2),
+            tiles, len(tiles), num_outputs, num_inputs, groups, x.stride(0),
+            values.stride(0) if values.dim() > 2 else 0, values.stride(-2),
             values.stride(-1), scale.shape[-2], scale.shape[-1], first_row, *block,
             gated.alpha if gated else 0.0, gated.limit if gated else 0.0,
-            FP8=fp8, X_GROUP=0 if x_scale is None else GROUP, NATIVE_FP8=native,
+            FP8=fp8, HALVES=halves, X_GROUP=GROUP if groups else 0, NATIVE_FP8=native,
             ONE_SCALE=one_scale, GATHER=tokens_R is not None, BIAS=bias is not None,
             ACTIVATION=ACTIVATIONS[gated.kind if gated else ""],
             WHOLE_K=num_inputs % how.inputs == 0, TILE_ROWS=how.rows, TILE_N=how.outputs,
@@ -295,11 +297,11 @@ def gemm(
     return out_RN
 
 
-def inputs_of(weight: Weight, x_RK: torch.Tensor) -> torch.Tensor | Quantised:
-    """Inputs as ``weight`` is multiplied with: bfloat16, or quantised."""
-    if isinstance(weight, Fp8Matrix) and weight.quantised_inputs:
-        return quantise(x_RK)
-    return x_RK.to(torch.bfloat16)
+def inputs_of(weight: Weight, x_RK: torch.Tensor) -> torch.Tensor | Halves | Quantised:
+    """What ``weight`` is multiplied with: of FP8 not bfloat16 itself."""
+    if not isinstance(weight, Fp8Matrix):
+        return x_RK.to(torch.bfloat16)
+    return quantise(x_RK) if weight.quantised_inputs else halve(x_RK)
 
 
 def linear(

@@ -16,7 +16,7 @@ import torch  # type: ignore[import-not-found, unused-ignore]
 from numpy.typing import NDArray
 
 from moechat.gpu_weights.decode import decode, is_view, stays_stored, weight_of
-from moechat.gpu_weights.quantised import can_quantise
+from moechat.gpu_weights.inputs import can_quantise
 from moechat.gpu_weights.stored import Layout, StoredWeights
 from moechat.gpu_weights.weight import Fp8Matrix, Weight
 from moechat.models.spec import BoundTensor, ModelSpec

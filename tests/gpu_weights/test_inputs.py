@@ -9,8 +9,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'moechat[gpu]'")
 from test_weight import naive, random_matrix  # noqa: E402
 
+from moechat.gpu_weights.inputs import can_quantise, quantise  # noqa: E402
 from moechat.gpu_weights.products import product, tiled_product  # noqa: E402
-from moechat.gpu_weights.quantised import can_quantise, quantise  # noqa: E402
 
 
 def test_groups_have_scales_of_their_own() -> None:
@@ -20,7 +20,7 @@ def test_groups_have_scales_of_their_own() -> None:
     x[1, 256:] = 0
     x[2, 7] = torch.nan
     codes = quantise(x)
-    assert codes.scale.shape == (5, 3) and codes.codes.shape == (5, 300)
+    assert codes.scale.shape == (5, 3) and codes.values.shape == (5, 300)
     found = codes.to_dense()
     assert found[2, :128].isnan().all() and not found[2, 128:].isnan().any()
     assert (found[1, 256:] == 0).all()
