@@ -8,6 +8,7 @@ Needs torch for CUDA, numpy and the repository; no native module.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import itertools
 import statistics
@@ -18,8 +19,9 @@ from typing import Any
 import torch
 
 from moechat.gpu_weights import triton_gemm
+from moechat.gpu_weights.inputs import Quantised, quantise
 from moechat.gpu_weights.products import product
-from moechat.gpu_weights.triton_gemm import Tiling, gemm, linear, tile_list
+from moechat.gpu_weights.triton_gemm import Tiling, gemm, inputs_of, linear, tile_list
 from moechat.gpu_weights.weight import Fp8Matrix
 from moechat.prefill.gpu.attention import AttentionRule, attend
 from moechat.prefill.gpu.experts import add_experts, group_tokens
@@ -29,13 +31,17 @@ HIDDEN, WIDTH, EXPERTS, GROUP, CHOSEN = 7168, 2048, 256, 32, 8
 DENSE = ((7168, 1536), (1536, 24576), (512, 32768), (16384, 7168), (7168, 18432))
 CUDA = torch.device("cuda")
 SWEEPS = {
-    64: [
-        Tiling(64, 64, 128, 4, 4), Tiling(64, 128, 128, 4, 3), Tiling(64, 128, 128, 8, 4),
-        Tiling(64, 256, 128, 8, 3),
+    ("fp8", 64): [Tiling(64, 64, 128, 4, 3), Tiling(64, 128, 128, 4, 3), Tiling(64, 64, 128, 4, 4)],
+    ("fp8", 128): [
+        Tiling(128, 64, 128, 4, 3), Tiling(128, 64, 128, 4, 2), Tiling(128, 64, 64, 4, 3),
+        Tiling(128, 64, 64, 4, 4), Tiling(128, 128, 128, 8, 3), Tiling(128, 128, 64, 8, 3),
+        Tiling(256, 64, 128, 8, 3), Tiling(256, 64, 64, 8, 4), Tiling(64, 128, 128, 4, 3),
+        Tiling(64, 64, 128, 4, 3),
     ],
-    128: [
-        Tiling(128, 128, 128, 8, 2), Tiling(128, 128, 64, 8, 4), Tiling(128, 64, 128, 4, 3),
-        Tiling(256, 64, 128, 8, 2), Tiling(64, 128, 128, 4, 4), Tiling(128, 128, 128, 4, 3),
+    ("bf16", 64): [Tiling(64, 128, 64, 4, 4), Tiling(64, 256, 64, 8, 4)],
+    ("bf16", 128): [
+        Tiling(128, 256, 64, 8, 4), Tiling(256, 128, 64, 8, 4), Tiling(128, 128, 64, 4, 4),
+        Tiling(128, 128, 64, 8, 4),
     ],
 }  # fmt: skip
 SPEC: Any = SimpleNamespace(activation="silu", activation_limit=0.0, activation_alpha=0.0)
@@ -103,47 +109,79 @@ def grouped(each: int) -> None:
 
         def run(
             how: Tiling, matrix: Any = weight, out: torch.Tensor = out,
-            x: torch.Tensor = x, tokens: torch.Tensor = tokens, bounds: list[int] = bounds,
+            x: Any = x, tokens: torch.Tensor = tokens, bounds: list[int] = bounds,
         ) -> torch.Tensor:  # fmt: skip
             tiles = tile_list(bounds, how.rows, CUDA)
             return gemm(x, matrix, tiles, how, out, tokens_R=tokens)
 
+        halves = inputs_of(weight, x)
         how = triton_gemm.tiling(weight, each)
         assert how is not None
-        run(how)
+        run(how, x=halves)
         last = slice((GROUP - 1) * each, GROUP * each)
         wrong = error(out[last], x[tokens[last]], weight[GROUP - 1])
         first = out.clone()
         other = triton_gemm.tiling(weight, 64 if how.rows > 64 else 1000)
         assert other is not None
-        same = bool((run(other) == first).all())
-        ms = milliseconds(functools.partial(run, how))
+        same = bool((run(other, x=halves) == first).all())
+        ms = milliseconds(functools.partial(run, how, x=halves))
+        before = milliseconds(functools.partial(inputs_of, weight, x))
         decoded = weight.to_dense(torch.bfloat16)
-        bf16 = milliseconds(functools.partial(run, how, decoded))
+        wide = triton_gemm.tiling(decoded, each)
+        assert wide is not None
+        bf16 = milliseconds(functools.partial(run, wide, decoded))
         print(
             f"grouped {GROUP} x {each} rows, {inputs} -> {outputs}: {flop / ms / 1e9:.0f} TFLOP/s "
-            f"({ms:.3f} ms), BF16 weights {flop / bf16 / 1e9:.0f}; error {wrong:.1e}; bits of both "
-            f"tilings {same}",
+            f"({ms:.3f} ms, inputs {before:.3f}), BF16 weights {flop / bf16 / 1e9:.0f}; error "
+            f"{wrong:.1e}; bits of both tilings {same}",
             flush=True,
         )
 
 
-def sweep(each: int) -> None:
-    weight = random_weight((GROUP, WIDTH, HIDDEN))
+def quantised(each: int) -> None:
+    """Mode w8a8: codes times codes, and whether codes on the device are those of the definition."""
+    weight = dataclasses.replace(random_weight((GROUP, WIDTH, HIDDEN)), quantised_inputs=True)
     x = torch.randn((8 * each, HIDDEN), device=CUDA).bfloat16()
     tokens = torch.randint(0, 8 * each, (GROUP * each,), device=CUDA)
+    how = triton_gemm.tiling(weight, each)
+    assert how is not None
+    tiles = tile_list(list(range(0, GROUP * each + 1, each)), how.rows, CUDA)
     out = torch.empty((GROUP * each, WIDTH), device=CUDA)
-    bounds = list(range(0, GROUP * each + 1, each))
+    codes, definition = inputs_of(weight, x), quantise(x)
+    assert isinstance(codes, Quantised)
+    same = bool((codes.values.view(torch.uint8) == definition.values.view(torch.uint8)).all())
+    call = functools.partial(gemm, codes, weight, tiles, how, out, tokens_R=tokens)
+    ms = milliseconds(call)
+    dense = definition.to_dense()[tokens[:each]]
     flop = 2.0 * GROUP * each * HIDDEN * WIDTH
-    for how in SWEEPS[64 if each <= 64 else 128]:
-        tiles = tile_list(bounds, how.rows, CUDA)
-        try:
-            call = functools.partial(gemm, x, weight, tiles, how, out, tokens_R=tokens)
-            ms = milliseconds(call, 3)
-        except Exception as problem:  # not enough shared memory, say
-            print(f"  {how}: {type(problem).__name__}", flush=True)
-            continue
-        print(f"  {each} rows {how}: {flop / ms / 1e9:.0f} TFLOP/s", flush=True)
+    print(
+        f"w8a8 {GROUP} x {each} rows: {flop / ms / 1e9:.0f} TFLOP/s, inputs "
+        f"{milliseconds(functools.partial(inputs_of, weight, x)):.3f} ms; error "
+        f"{error(out[:each], dense, weight[0]):.1e}; codes as defined {same}",
+        flush=True,
+    )
+
+
+def sweep(each: int, inputs: int, outputs: int) -> None:
+    """Other tilings, of FP8 and of BF16 weights."""
+    weight = random_weight((GROUP, outputs, inputs))
+    x = torch.randn((8 * each, inputs), device=CUDA).bfloat16()
+    tokens = torch.randint(0, 8 * each, (GROUP * each,), device=CUDA)
+    out = torch.empty((GROUP * each, outputs), device=CUDA)
+    bounds = list(range(0, GROUP * each + 1, each))
+    flop = 2.0 * GROUP * each * inputs * outputs
+    for kind, matrix in (("fp8", weight), ("bf16", weight.to_dense(torch.bfloat16))):
+        given = inputs_of(matrix, x)
+        for how in SWEEPS[kind, 64 if each <= 64 else 128]:
+            tiles = tile_list(bounds, how.rows, CUDA)
+            try:
+                call = functools.partial(gemm, given, matrix, tiles, how, out, tokens_R=tokens)
+                ms = milliseconds(call, 3)
+            except Exception as problem:  # not enough shared memory, say
+                print(f"  {kind} {how}: {type(problem).__name__}", flush=True)
+                continue
+            sizes = how.rows, how.outputs, how.inputs, how.warps, how.stages
+            print(f"  {kind} {each} {inputs} {sizes}: {flop / ms / 1e9:.0f}", flush=True)
 
 
 def experts(tokens: int) -> None:
@@ -191,6 +229,8 @@ def main() -> None:
     print(torch.cuda.get_device_name(), torch.__version__, flush=True)
     for each in (64, 256, 1024):
         grouped(each)
+    for each in (64, 1024):
+        quantised(each)
     for rows in (1024, 8192):
         dense(rows)
     for tokens in (2048, 8192, 32768):
@@ -199,8 +239,9 @@ def main() -> None:
         attention(tokens)
     print(f"most memory {torch.cuda.max_memory_allocated() / 1e9:.2f} GB")
     if options.sweep:
-        for each in (64, 1024):
-            sweep(each)
+        sweep(1024, HIDDEN, WIDTH)
+        sweep(1024, WIDTH, HIDDEN)
+        sweep(64, HIDDEN, WIDTH)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
+from moechat.gpu_weights.inputs import quantise
 from moechat.gpu_weights.kernels import gemm_kernels
 from moechat.gpu_weights.weight import Fp8Matrix, Weight
 
@@ -51,6 +52,8 @@ def _of_codes(x_TK: torch.Tensor, weight_NK: Fp8Matrix) -> torch.Tensor:
     out_TN: torch.Tensor | None = kernels.linear(x_TK, weight_NK) if kernels else None
     if out_TN is not None:
         return out_TN
+    if weight_NK.quantised_inputs:
+        return quantise(x_TK).to_dense() @ weight_NK.to_dense(torch.float32).T
     if x_TK.is_cuda:
         return product(x_TK, weight_NK.to_dense(torch.bfloat16))
     return x_TK.bfloat16().float() @ weight_NK.to_dense(torch.float32).T
@@ -61,7 +64,9 @@ def tiled_product(x_TK: torch.Tensor, weight_NK: Weight) -> torch.Tensor:
     if isinstance(weight_NK, Fp8Matrix) and gemm_kernels(x_TK.device.type) is not None:
         return product(x_TK, weight_NK)
     out_TN = x_TK.new_empty((len(x_TK), len(weight_NK)), dtype=torch.float32)
-    if isinstance(weight_NK, Fp8Matrix):  # decoded once
+    if isinstance(weight_NK, Fp8Matrix) and weight_NK.quantised_inputs:
+        x_TK, weight_NK = quantise(x_TK).to_dense(), weight_NK.to_dense(torch.float32)
+    elif isinstance(weight_NK, Fp8Matrix):  # decoded once
         x_TK = x_TK.bfloat16()
         weight_NK = weight_NK.to_dense(torch.bfloat16 if x_TK.is_cuda else torch.float32)
     if x_TK.device.type == "cpu":  # widened once

@@ -14,7 +14,7 @@ import triton.language as tl  # type: ignore[import-not-found, import-untyped, u
 _BLOCK = 1024
 
 
-@triton.jit  # type: ignore[misc, untyped-decorator, unused-ignore]
+@triton.jit(do_not_specialize=("places", "weights", "first", "last"))  # type: ignore[misc, untyped-decorator, unused-ignore]
 def _combine(  # type: ignore[no-untyped-def]
     branch, weights, places, out, first, last, D, C: tl.constexpr, BLOCK: tl.constexpr
 ):

@@ -1,8 +1,9 @@
 """x W^T on matrix units for rows of many matrices at once: BF16 inputs, FP8 as stored or BF16.
 
-FP8 codes become BF16 in registers, exactly; the sum of each block of inputs is scaled in float32
-and added: weights are exact, as in the native kernels. The bits of a row depend on nothing but its
-inputs and its matrix. Imports triton, which comes with torch for CUDA.
+FP8 codes become float16 in registers, exactly, as their inputs did before (inputs.py). The sum of
+each block of inputs is scaled in float32 and added: weights are exact, as in the native kernels.
+Inputs that are codes, too, are multiplied as codes, and sums scaled by both. A row's bits depend on
+its inputs and its matrix alone. Imports triton, which comes with torch for CUDA.
 
 Shapes: R rows, E matrices, N outputs, K inputs; a tile is some rows of one matrix.
 """
@@ -18,6 +19,8 @@ import torch  # type: ignore[import-not-found, unused-ignore]
 import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
+from moechat.gpu_weights.inputs import GROUP, Halves, Quantised
+from moechat.gpu_weights.triton_inputs import halve, quantise
 from moechat.gpu_weights.weight import Fp8Matrix, Weight
 
 ACTIVATIONS = {"": 0, "silu": 1, "gelu_tanh": 2, "swiglu_clamped": 3}
@@ -36,9 +39,17 @@ def _activated(gate, up, KIND: tl.constexpr, alpha, limit):  # type: ignore[no-u
     return (up + 1.0) * gate * tl.sigmoid(alpha * gate)
 
 
-@triton.jit  # type: ignore[misc, untyped-decorator, unused-ignore]
+# Neither alignment nor value of these is worth a kernel of its own: each takes a second to compile.
+_ANY = (
+    "x_scale", "tokens", "scale", "bias", "tile_list", "num_tiles", "x_groups", "grid_rows",
+    "grid_cols", "first_row", "block_rows", "block_cols",
+)  # fmt: skip
+
+
+@triton.jit(do_not_specialize=_ANY)  # type: ignore[misc, untyped-decorator, unused-ignore]
 def _gemm(  # type: ignore[no-untyped-def]
     x,
+    x_scale,
     tokens,
     weight,
     scale,
@@ -49,6 +60,7 @@ def _gemm(  # type: ignore[no-untyped-def]
     num_tiles,
     N,
     K,
+    x_groups,
     stride_x,
     stride_matrix,
     stride_n,
@@ -61,6 +73,8 @@ def _gemm(  # type: ignore[no-untyped-def]
     alpha,
     limit,
     FP8: tl.constexpr,
+    HALVES: tl.constexpr,
+    X_GROUP: tl.constexpr,
     NATIVE_FP8: tl.constexpr,
     ONE_SCALE: tl.constexpr,
     GATHER: tl.constexpr,
@@ -70,15 +84,15 @@ def _gemm(  # type: ignore[no-untyped-def]
     TILE_ROWS: tl.constexpr,
     TILE_N: tl.constexpr,
     TILE_K: tl.constexpr,
-    GROUP: tl.constexpr,
+    GROUP_TILES: tl.constexpr,
 ):
     # Some tiles share their matrix and some outputs their rows: neighbours in time for the cache.
     tiles_n = tl.cdiv(N, TILE_N)
     program = tl.program_id(0)
-    group = program // (GROUP * tiles_n)
-    group_size = tl.minimum(num_tiles - group * GROUP, GROUP)
-    inner = program % (GROUP * tiles_n)
-    tile = group * GROUP + inner % group_size
+    group = program // (GROUP_TILES * tiles_n)
+    group_size = tl.minimum(num_tiles - group * GROUP_TILES, GROUP_TILES)
+    inner = program % (GROUP_TILES * tiles_n)
+    tile = group * GROUP_TILES + inner % group_size
     n_first = (inner // group_size) * TILE_N
     matrix = tl.load(tile_list + 3 * tile).to(tl.int64)
     begin = tl.load(tile_list + 3 * tile + 1)
@@ -101,12 +115,17 @@ def _gemm(  # type: ignore[no-untyped-def]
             scale_at += (first_row + n_first) // block_rows * grid_cols
         else:
             scale_at += (first_row + there) // block_rows * grid_cols
+    x_scale_at = x_scale + source * x_groups
 
     # Outputs by rows: codes are then the operand that may come from registers.
     total = tl.zeros((TILE_N, TILE_ROWS), dtype=tl.float32)
     for k_first in range(0, K, TILE_K):
         if FP8:
             factor = tl.load(scale_at + k_first // block_cols)
+            if not ONE_SCALE:
+                factor = factor[:, None]
+            if X_GROUP:
+                factor = factor * tl.load(x_scale_at + k_first // X_GROUP)[None, :]
         if WHOLE_K:
             codes = tl.load(weight_at)
             inputs = tl.load(x_at)
@@ -115,25 +134,25 @@ def _gemm(  # type: ignore[no-untyped-def]
             codes = tl.load(weight_at, mask=inside[None, :], other=0.0)
             inputs = tl.load(x_at, mask=inside[:, None], other=0.0)
         if FP8:
-            if NATIVE_FP8:
-                values = codes.to(tl.bfloat16)
-            else:
-                # Exponent and mantissa where BF16 has them are 2^-120 of the value.
+            if X_GROUP:
+                values = codes
+            elif NATIVE_FP8:
+                values = codes.to(tl.float16)
+            else:  # exponent and mantissa where float16 has them: 2^-8 of the value
                 bits = codes.to(tl.int16)
-                bits = ((bits & 0x7F) << 4) | ((bits & 0x80) << 8)
-                small = bits.to(tl.bfloat16, bitcast=True).to(tl.float32)
-                values = small * 1.329227995784916e36
-                values = tl.where((bits & 0x7FF) == 0x7F0, float("nan"), values).to(tl.bfloat16)
-            part = tl.dot(values, inputs)
-            if ONE_SCALE:
-                total += part * factor
-            else:
-                total += part * factor[:, None]
+                size = tl.where((bits & 0x7F) == 0x7F, 0x7E00, (bits & 0x7F) << 7).to(tl.int16)
+                values = (size | ((bits & 0x80) << 8)).to(tl.float16, bitcast=True)
+            total += tl.dot(values, inputs) * factor
         else:
             total = tl.dot(codes, inputs, total)
         weight_at += TILE_K * stride_k
         x_at += TILE_K
 
+    if HALVES:
+        by_row = tl.load(x_scale + source)
+        if not NATIVE_FP8:
+            by_row *= 256.0
+        total *= by_row[None, :]
     if BIAS:
         total += tl.load(bias + matrix * N + there)[:, None]
     place = row.to(tl.int64)[None, :] * N + n[:, None]
@@ -157,16 +176,19 @@ class Tiling:
 # By the shared memory that a block may have: data-centre cards (164 KB and more), others (99 KB).
 _LARGE = {64: Tiling(64, 128, 128, 4, 4), 128: Tiling(128, 128, 128, 8, 3)}
 _SMALL = {64: Tiling(64, 128, 64, 4, 3), 128: Tiling(128, 128, 64, 8, 2)}
-_GROUP = 8
+_GROUP_TILES = 8
 
 
 def tiling(weight: Weight, mean_rows: float) -> Tiling | None:
-    """For matrices with about ``mean_rows`` rows each; None: their blocks of scales are too odd.
+    """For matrices with about ``mean_rows`` rows each; None: nothing here multiplies with them.
 
     A choice by the shape of the whole alone, never by what a group of experts happens to have.
     """
     chosen = (_LARGE if _is_large(weight.device) else _SMALL)[64 if mean_rows <= 64 else 128]
     inputs = chosen.inputs
+    quantised = isinstance(weight, Fp8Matrix) and weight.quantised_inputs
+    if quantised and not _native_fp8(weight.device):
+        return None
     if isinstance(weight, Fp8Matrix) and weight.block[1] < weight.shape[-1]:
         while weight.block[1] % inputs:
             inputs //= 2
@@ -176,8 +198,8 @@ def tiling(weight: Weight, mean_rows: float) -> Tiling | None:
 
 
 def _native_fp8(device: torch.device) -> bool:
-    """Whether triton converts e4m3 to BF16 on the device: for Ada its code is not assembled."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (9, 0)
+    """Whether e4m3 is a type of the machine: from Ada on (CUDA programming guide)."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def _is_large(device: torch.device) -> bool:
@@ -218,7 +240,7 @@ class Gated:
 
 
 def gemm(
-    x: torch.Tensor,
+    x: torch.Tensor | Halves | Quantised,
     weight: Weight,
     tiles: torch.Tensor,
     how: Tiling,
@@ -230,13 +252,19 @@ def gemm(
 ) -> torch.Tensor:
     """``out_RN`` (float32 or bfloat16, dense): row r is x[tokens_R[r]], or x[r], times its matrix.
 
-    ``x``: bfloat16, rows dense. ``weight``: [E, N, K] or [N, K], bfloat16 of any strides or FP8.
-    ``tiles``: of ``tile_list`` with ``how.rows``. ``bias``: float32 [E, N], before ``gated``.
+    ``x``: bfloat16, rows dense, or what ``inputs_of`` makes of it. ``weight``: [E, N, K] or [N, K],
+    bfloat16 of any strides or FP8. ``tiles``: of ``tile_list`` with ``how.rows``. ``bias``: float32
+    [E, N], before ``gated``.
     """
     num_outputs, num_inputs = weight.shape[-2:]
     grid = (len(tiles) * -(-num_outputs // how.outputs),)
     if not grid[0]:
         return out_RN
+    x_scale, halves, groups = None, isinstance(x, Halves), 0
+    if not isinstance(x, torch.Tensor):
+        groups = 0 if isinstance(x, Halves) else x.scale.shape[1]
+        x_scale = x.scale
+        x = x.values
     native = _native_fp8(x.device)
     if isinstance(weight, Fp8Matrix):
         values, scale, block = weight.codes, weight.scale, weight.block
@@ -253,17 +281,27 @@ def gemm(
     device: Any = torch.cuda.device_of  # it has no types
     with device(x):
         _gemm[grid](
-            x, tokens_R if tokens_R is not None else tiles, values, scale,
-            bias if bias is not None else x, gated.gate if gated else x, out_RN, tiles, len(tiles),
-            num_outputs, num_inputs, x.stride(0), values.stride(0) if values.dim() > 2 else 0,
-            values.stride(-2), values.stride(-1), scale.shape[-2], scale.shape[-1], first_row,
-            *block, gated.alpha if gated else 0.0, gated.limit if gated else 0.0,
-            FP8=fp8, NATIVE_FP8=native, ONE_SCALE=one_scale, GATHER=tokens_R is not None,
-            BIAS=bias is not None, ACTIVATION=ACTIVATIONS[gated.kind if gated else ""],
+            x, x if x_scale is None else x_scale, tokens_R if tokens_R is not None else tiles,
+            values, scale, bias if bias is not None else x, gated.gate if gated else x, out_RN,
+            tiles, len(tiles), num_outputs, num_inputs, groups, x.stride(0),
+            values.stride(0) if values.dim() > 2 else 0, values.stride(-2),
+            values.stride(-1), scale.shape[-2], scale.shape[-1], first_row, *block,
+            gated.alpha if gated else 0.0, gated.limit if gated else 0.0,
+            FP8=fp8, HALVES=halves, X_GROUP=GROUP if groups else 0, NATIVE_FP8=native,
+            ONE_SCALE=one_scale, GATHER=tokens_R is not None, BIAS=bias is not None,
+            ACTIVATION=ACTIVATIONS[gated.kind if gated else ""],
             WHOLE_K=num_inputs % how.inputs == 0, TILE_ROWS=how.rows, TILE_N=how.outputs,
-            TILE_K=how.inputs, GROUP=_GROUP, num_warps=how.warps, num_stages=how.stages,
+            TILE_K=how.inputs, GROUP_TILES=_GROUP_TILES, num_warps=how.warps,
+            num_stages=how.stages,
         )  # fmt: skip
     return out_RN
+
+
+def inputs_of(weight: Weight, x_RK: torch.Tensor) -> torch.Tensor | Halves | Quantised:
+    """What ``weight`` is multiplied with: of FP8 not bfloat16 itself."""
+    if not isinstance(weight, Fp8Matrix):
+        return x_RK.to(torch.bfloat16)
+    return quantise(x_RK) if weight.quantised_inputs else halve(x_RK)
 
 
 def linear(
@@ -273,11 +311,11 @@ def linear(
     bias_N: torch.Tensor | None = None,
     gated: Gated | None = None,
 ) -> torch.Tensor | None:
-    """``gemm`` of one matrix and all rows: [R, N] in ``dtype``. None: its blocks are too odd."""
+    """``gemm`` of one matrix and all rows: [R, N] in ``dtype``. None: ``tiling`` has none."""
     how = tiling(weight_NK, torch.inf)  # whatever the number of rows: a chunk's must not matter
     if how is None:
         return None
     out_RN = torch.empty((len(x_RK), len(weight_NK)), dtype=dtype, device=x_RK.device)
     tiles = one_matrix(len(x_RK), how.rows, x_RK.device)
-    x_RK = x_RK.to(torch.bfloat16)
-    return gemm(x_RK, weight_NK, tiles, how, out_RN, bias=bias_N, gated=gated)
+    x = inputs_of(weight_NK, x_RK)
+    return gemm(x, weight_NK, tiles, how, out_RN, bias=bias_N, gated=gated)

@@ -16,13 +16,15 @@ class Fp8Matrix:
 
     ``scale``: float32 [grid rows, grid columns], or with E before them, one a ``block`` (rows,
     columns). ``first_row``: where in its blocks' rows the first row stands: a head's rows may begin
-    amidst a block. All dense, on one device.
+    amidst a block. ``quantised_inputs``: it is multiplied with inputs as inputs.py makes them,
+    where it can be. All dense, on one device.
     """
 
     codes: torch.Tensor
     scale: torch.Tensor
     block: tuple[int, int]
     first_row: int = 0
+    quantised_inputs: bool = False
 
     @property
     def shape(self) -> torch.Size:

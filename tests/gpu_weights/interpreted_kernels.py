@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ import torch
 import triton_interpreter  # noqa: F401  # before any kernel
 from test_weight import naive, random_matrix
 
-from moechat.gpu_weights import products, triton_gemm
+from moechat.gpu_weights import inputs, products, triton_gemm, triton_inputs
 from moechat.gpu_weights.triton_combine import combine
 from moechat.gpu_weights.triton_gemm import Gated, gemm, linear, tile_list, tiling
 from moechat.gpu_weights.weight import Fp8Matrix
@@ -38,19 +39,21 @@ def test_rows_of_many_matrices(block: tuple[int, int], fp8_type: None) -> None:
     weight = random_matrix(300, 200, block, 4)
     weight.codes[2, 7, 9], weight.codes[3, 8, 0] = 0x7F, 0xFF
     weight.codes[0, 0, :8] = torch.arange(8)  # zero and what is below the normal ones
-    x = torch.randn((50, 200), generator=torch.Generator().manual_seed(3)).bfloat16()
+    x = torch.randn((50, 200), generator=torch.Generator().manual_seed(3))
+    x = (x * 10.0 ** torch.arange(-25, 25)[:, None]).bfloat16()  # far beyond float16
     bounds = [0, 20, 20, 21, 45]
     how = tiling(weight, 10)
     assert how is not None
     tiles = tile_list(bounds, how.rows, CPU)
     tokens = torch.arange(49, 4, -1)
     bias = torch.randn(4, 300)
-    out = gemm(x, weight, tiles, how, torch.zeros(45, 300), tokens_R=tokens, bias=bias)
+    halves = triton_gemm.inputs_of(weight, x)
+    out = gemm(halves, weight, tiles, how, torch.zeros(45, 300), tokens_R=tokens, bias=bias)
     for number in range(4):
         rows = slice(bounds[number], bounds[number + 1])
         expected = x[tokens[rows]].double() @ naive(weight)[number].double().T + bias[number]
-        if len(expected):
-            assert close(out[rows], expected.float())
+        for found, row in zip(out[rows], expected.float()):
+            assert close(found, row)
 
 
 @pytest.mark.parametrize("rows", [slice(0, 300), slice(100, 228), slice(192, 200)])
@@ -159,3 +162,43 @@ def test_groups_and_turns_do_not_show(fp8: bool, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(activations, "WORK_BYTES", rows * activations.pair_bytes(hidden, width))
         for cuts in ([0, 5], [0, 1, 3, 5]):
             assert (all_of(cuts) == whole).all()
+
+
+def test_halves_are_the_definition() -> None:
+    x = torch.randn((9, 3000), generator=torch.Generator().manual_seed(8))
+    x[1], x[2, 0], x[3, 0], x[4] = 0, torch.inf, torch.nan, x[4] * 1e-39
+    x[5], x[6], x[7, 0] = x[5] * 1e30, x[6] * 2.0**-100, 3e38
+    for dtype in (torch.float32, torch.bfloat16):
+        found, expected = triton_inputs.halve(x.to(dtype)), inputs.halve(x)
+        finite = [0, 1, 4, 5, 6, 7]
+        assert (found.scale[finite] == expected.scale[finite]).all()
+        assert (found.values[finite] == expected.values[finite]).all()
+        assert (found.values[2:4].isfinite() == expected.values[2:4].isfinite()).all()
+        exact = found.values.float() * found.scale[:, None] == x.bfloat16().float()
+        assert exact[[0, 1, 5, 6]].all() and not exact[3, 0]
+
+
+@pytest.mark.parametrize("num_inputs", [256, 200, 2000])
+def test_codes_of_inputs_are_the_definition(num_inputs: int) -> None:
+    x = torch.randn((9, num_inputs), generator=torch.Generator().manual_seed(8)).bfloat16()
+    x[1, 128:] = 0
+    x[2] *= 1e-30
+    found, expected = triton_inputs.quantise(x), inputs.quantise(x)
+    assert (found.scale == expected.scale).all()
+    assert (found.values.view(torch.uint8) == expected.values.view(torch.uint8)).all()
+
+
+@pytest.mark.parametrize("block", [(128, 128), (64, 128), (1, 1000)])
+def test_codes_times_codes(block: tuple[int, int]) -> None:
+    weight = dataclasses.replace(random_matrix(300, 320, block, 3), quantised_inputs=True)
+    x = torch.randn((50, 320), generator=torch.Generator().manual_seed(3)).bfloat16()
+    x[:, :128] *= 100
+    bounds, tokens = [0, 20, 21, 45], torch.arange(49, 4, -1)
+    how = tiling(weight, 10)
+    assert how is not None
+    codes = triton_gemm.inputs_of(weight, x)
+    tiles = tile_list(bounds, how.rows, CPU)
+    out = gemm(codes, weight, tiles, how, torch.zeros(45, 300), tokens_R=tokens)
+    for number in range(3):
+        rows = slice(bounds[number], bounds[number + 1])
+        assert close(out[rows], products.product(x[tokens[rows]], weight[number]))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch  # type: ignore[import-not-found, unused-ignore]
 
 from moechat.gpu_weights.triton_combine import combine
-from moechat.gpu_weights.triton_gemm import Gated, gemm, tile_list, tiling
+from moechat.gpu_weights.triton_gemm import Gated, gemm, inputs_of, tile_list, tiling
 from moechat.models.spec import ModelSpec
 from moechat.prefill.gpu import activations
 from moechat.prefill.gpu.experts import GroupedTokens
@@ -22,7 +22,7 @@ def add_grouped(
     grouped: GroupedTokens,
     out_TD: torch.Tensor,
 ) -> bool:
-    """out += what the experts of the group give their tokens. False: their blocks are too odd.
+    """out += what the experts of the group give their tokens. False: ``tiling`` has none.
 
     Pairs are in the order of experts, so a token's are added in that order, however a layer is cut
     into groups and a group into turns.
@@ -32,7 +32,7 @@ def add_grouped(
     gate_how, up_how, down_how = hows
     if gate_how is None or up_how is None or down_how is None:
         return False
-    x_TD = x_TD.to(torch.bfloat16)
+    x = inputs_of(group.gate, x_TD)
     width, hidden = group.gate.shape[1], group.down.shape[1]
     rows = max(1, activations.WORK_BYTES // activations.pair_bytes(hidden, width))
     begin = grouped.begin[group.first : group.first + len(group.gate) + 1]
@@ -50,12 +50,13 @@ def add_grouped(
             )
         )
         tiles = tile_list(bounds, gate_how.rows, device)  # rows are the same in all three
-        gemm(x_TD, group.gate, tiles, gate_how, gate_RI, tokens_R=tokens_R, bias=group.gate_bias)
+        gemm(x, group.gate, tiles, gate_how, gate_RI, tokens_R=tokens_R, bias=group.gate_bias)
         gated = Gated(spec.activation, gate_RI, spec.activation_alpha, spec.activation_limit)
         gemm(
-            x_TD, group.up, tiles, up_how, up_RI,
+            x, group.up, tiles, up_how, up_RI,
             tokens_R=tokens_R, bias=group.up_bias, gated=gated,
         )  # fmt: skip
-        gemm(up_RI, group.down, tiles, down_how, branch_RD, bias=group.down_bias)
+        inner = inputs_of(group.down, up_RI)
+        gemm(inner, group.down, tiles, down_how, branch_RD, bias=group.down_bias)
         combine(branch_RD, grouped.weights, grouped.places_TK, first, out_TD)
     return True
