@@ -106,7 +106,6 @@ class Engine:
         if resident:
             self.residency = make_resident(self.model, pool, nodes, progress)
         self.drafter = _native.MtpDrafter(self.model.native, pool) if speculate else None
-        self.decode = DecodeWorker(self.model.native, pool, channel_packets)
         opened = Opened()
         if wanted:
             opened = open_gpu(
@@ -116,6 +115,7 @@ class Engine:
                 memory_bytes=gpu_memory_bytes,
                 context_tokens=self.context_tokens,
             )
+        self.decode = DecodeWorker(self.model.native, pool, channel_packets)
         self._device_notice = opened.notice
         self.prefill_choice = DeviceChoice(
             CpuDevice(self.model.native, pool), opened.gpu, gpu_prefill_tokens

@@ -15,6 +15,8 @@ from moechat.events import PrefillProgress
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'moechat[gpu]'")
 
+from draft_models import agreeing_folder  # noqa: E402
+
 from moechat.prefill.gpu.gpu_prefill import GpuSpan  # noqa: E402
 from moechat.prefill.gpu.stream_prefill import StreamPrefill  # noqa: E402
 
@@ -230,6 +232,29 @@ def test_little_memory_streams_all_the_same(open_engine, open_streamed):
     assert answer(engine.session(), PROMPT)[0] == want
     with pytest.raises(DoesNotFit, match="streamed through this GPU"):
         open_streamed(MINI, gpu_memory_bytes=1_000_000)
+
+
+def test_speculation_stays_exact(open_engine, open_streamed):
+    """The draft layer is not streamed: it has no KV of the prompt, which costs hits alone."""
+    folder = agreeing_folder()
+    ids = [5 + i % 300 for i in range(60)]
+    want, _ = answer(open_engine(folder, compute="exact").session(), ids)
+    engine = open_streamed(folder, compute="exact", speculate=True)
+    got, events = answer(engine.session(), ids)
+    assert got == want and events[-1].stats.prefill_device == "torch-cpu"
+    assert events[-1].stats.drafted > 0
+
+
+@pytest.mark.parametrize("policy", ["int8", "snapkv"])
+def test_every_kv_policy_works_in_parts(policy, open_streamed):
+    engine = open_streamed(MINI, kv=policy, kv_budget=0.5 if policy == "snapkv" else None)
+    engine.prefill_choice.gpu.max_tokens = 40
+    session = engine.session()
+    _, events = answer(session, PROMPT)
+    stats = events[-1].stats
+    assert 0 < stats.kv_bytes < stats.kv_native_bytes
+    assert (stats.kv_dropped_fraction > 0.3) == (policy == "snapkv")
+    assert len(session.cache) == len(session) - 1
 
 
 def test_an_error_of_the_device_is_told_and_survived(open_streamed, monkeypatch):

@@ -157,6 +157,7 @@ def _named_errors() -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
+        torch.cuda.empty_cache()  # the next prompt may need its memory in other pieces
         raise DoesNotFit(
             "the prompt does not fit into the GPU's memory",
             _first_line(error),
