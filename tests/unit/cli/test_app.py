@@ -26,7 +26,7 @@ SURFACE = {
     "quantize": "source target --to --json --debug",
     "bench": "--synthetic --layers --experts --format --threads --repetitions --max-context "
     "--plot --json --debug",
-    "bench model": "model --threads --repetitions --max-context --plot --json --debug",
+    "bench model": "model --threads --repetitions --max-context --device --plot --json --debug",
     "bench kernels": "--format --shape --threads --batch --experts-hit --experts --bursts --isa "
     "--plot --json --debug",
     "eval": "",
