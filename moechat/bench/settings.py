@@ -123,8 +123,9 @@ class KernelSettings:
 class ModelSettings:
     """One run of ``bench model`` or ``--synthetic``; raises Usage for what makes no sense.
 
-    ``max_context`` bounds prompts and contexts; ``device`` reads the prompts of ``bench model``. Of the synthetic model to build are ``layers``
-    (those with experts), ``experts`` and ``format``; None is what fits, or the model's own.
+    ``max_context`` bounds prompts and contexts; ``device`` reads the prompts of ``bench model``.
+    Of the synthetic model to build are ``layers`` (those with experts), ``experts`` and ``format``;
+    None is what fits, or the model's own.
     """
 
     threads: int | None = None
