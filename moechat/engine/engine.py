@@ -80,6 +80,7 @@ class Engine:
         self.instruction_set = choose_instruction_set()
         self.speculate = speculate
         check_device(device)
+        wanted = wants_gpu(device)
         _choice("gpu_decode", gpu_decode, ("auto", "on", "off"))
         if gpu_decode == "on" and not wanted:
             raise BadParameter(
@@ -87,7 +88,6 @@ class Engine:
             )
         _at_least("gpu_memory_bytes", gpu_memory_bytes, 1)
         _at_least("gpu_prefill_tokens", gpu_prefill_tokens, 0)
-        wanted = wants_gpu(device)
         self.model = load_model(path, compute, speculate=speculate, keep_tensors=wanted)
         self.spec = self.model.spec
         self.context_tokens = _context(context_tokens, self.spec.context_tokens)
