@@ -51,7 +51,7 @@ def open_gpus(
     Raises DeviceUnavailable, DoesNotFit, and BadParameter for weights that cannot be streamed yet.
     """
     automatic = device == "auto"
-    if automatic and _weight_bytes(model) < SMALL_MODEL_BYTES:
+    if automatic and decode != "on" and _weight_bytes(model) < SMALL_MODEL_BYTES:
         return Gpus()
     try:
         names = torch_devices(device)

@@ -257,6 +257,19 @@ def test_every_kv_policy_works_in_parts(policy, open_streamed):
     assert len(session.cache) == len(session) - 1
 
 
+@pytest.mark.parametrize("memory_bytes", [None, 200_000_000])
+def test_decode_may_step_there_too(memory_bytes, open_engine, open_streamed):
+    loop = pytest.importorskip("moechat.decode.gpu.hybrid_loop")
+    want, _ = answer(open_engine(MINI, compute="exact").session(), PROMPT)
+    settings = {"compute": "exact", "gpu_memory_bytes": memory_bytes}
+    engine = open_streamed(MINI, gpu_decode="on", **settings)
+    assert isinstance(engine.decode.device, loop.HybridDecode)
+    assert answer(engine.session(), PROMPT)[0] == want
+    assert open_streamed(MINI, **settings).decode.device is None
+    with pytest.raises(DoesNotFit):
+        open_streamed(MINI, gpu_decode="on", gpu_memory_bytes=1_000_000)
+
+
 def test_an_error_of_the_device_is_told_and_survived(open_streamed, monkeypatch):
     session = open_streamed(MINI).session()
     for error, named in (

@@ -53,7 +53,7 @@ def plan_stream(
         if few or needed <= memory_bytes // 2:
             try:
                 settings = budget.fit_settings(
-                    weights, dtype, memory_bytes - needed, num_layers=spec.num_layers
+                    weights, dtype, max(0, memory_bytes - needed), num_layers=spec.num_layers
                 )
                 return num_tokens, settings
             except DoesNotFit:
