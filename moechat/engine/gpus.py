@@ -68,6 +68,7 @@ def open_gpus(
                 compute=compute,
                 memory_bytes=None if memory is None else memory - taken_bytes,
                 context_tokens=context_tokens,
+                warm=not automatic,
             )
         except BaseException:
             if steps is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from oracles import MINI, expected
 from moechat import SamplingParams
 from moechat.errors import DeviceUnavailable, DoesNotFit
 from moechat.events import PrefillProgress
+from moechat.prefill.suspended import Shelf
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'moechat[gpu]'")
 
@@ -196,6 +199,29 @@ def test_a_resumed_prompt_can_be_cancelled_once_more(open_streamed, monkeypatch)
             assert cancelled_after(session, PROMPT, layers) == layers
     got, events = answer(session, PROMPT)
     assert got == want and events[-1].stats.prefill_resumed_layers == 4
+
+
+def test_what_was_cut_goes_with_its_session(open_streamed, monkeypatch):
+    engine = open_streamed(MINI)
+    session = engine.session()
+    kept = []
+    put = Shelf.put
+    monkeypatch.setattr(
+        Shelf, "put", lambda shelf, what: (kept.append(weakref.ref(what)), put(shelf, what))
+    )
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3)
+        cancelled_after(session, PROMPT, 3)
+    gc.collect()
+    assert kept[0]() is not None
+    session.close()
+    del session
+    for _ in range(100):  # the worker threads let go of its cache in their own time
+        gc.collect()
+        if kept[0]() is None:
+            return
+        time.sleep(0.02)
+    pytest.fail("the layers are still there")
 
 
 @pytest.mark.parametrize("what", ["other ids", "other session", "a step", "other place", "no room"])

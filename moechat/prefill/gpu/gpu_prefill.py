@@ -35,9 +35,11 @@ class GpuPrefill:
         compute: str = "bf16",
         memory_bytes: int | None = None,
         context_tokens: int | None = None,
+        warm: bool = False,
     ) -> None:
         """``devices``: torch's names. ``memory_bytes`` of each are used; None: what is free.
 
+        ``warm``: files are page-locked and the first weights copied at once, on other threads.
         Raises DoesNotFit, and BadParameter for formats that cannot be streamed yet.
         """
         self.name = "+".join("torch-cpu" if name == "cpu" else name for name in devices)
@@ -71,6 +73,9 @@ class GpuPrefill:
                         experts=_share(spec, number, len(devices)),
                     )
                 )
+            if warm:
+                for source in self.sources:
+                    source.begin(0)
         except BaseException:
             self.close()
             raise
@@ -127,7 +132,8 @@ class GpuSpan:
     @property
     def hidden_TD(self) -> NDArray[np.float32]:
         """As in PrefillSpan; in host memory."""
-        return self._stream.hidden_TD
+        with _named_errors():
+            return self._stream.hidden_TD
 
     def figures(self) -> SpanFigures:
         """Of several devices: bytes of all, the longest seconds."""
