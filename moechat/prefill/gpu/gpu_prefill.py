@@ -73,6 +73,7 @@ class GpuPrefill:
                         experts=_share(spec, number, len(devices)),
                     )
                 )
+            self._meters = [_Meter(source) for source in self.sources]
             if warm:
                 for source in self.sources:
                     source.begin(0)
@@ -98,7 +99,7 @@ class GpuPrefill:
             start_layer=start_layer,
             hidden_TD=hidden_TD,
         )
-        return GpuSpan(stream, self.sources)
+        return GpuSpan(stream, self._meters)
 
     def close(self) -> None:
         """Wait for copies; let go of the mappings and the devices' memory. Idempotent."""
@@ -106,12 +107,29 @@ class GpuPrefill:
             source.close()
 
 
+class _Meter:
+    """What a source did since it was asked last, what it did ahead included."""
+
+    def __init__(self, source: StreamedSource) -> None:
+        self._source = source
+        self._before = source.statistics()
+
+    def take(self) -> SpanFigures:
+        """In bytes and seconds."""
+        was, now = self._before, self._source.statistics()
+        self._before = now
+        return SpanFigures(
+            streamed_bytes=now.copied_bytes - was.copied_bytes,
+            stream_seconds=now.copy_seconds - was.copy_seconds,
+            wait_seconds=now.stall_seconds - was.stall_seconds,
+        )
+
+
 class GpuSpan:
     """A PrefillSpan that is cut between layers only; its layers are whole or not there."""
 
-    def __init__(self, stream: StreamPrefill, sources: Sequence[StreamedSource]) -> None:
-        self._stream, self._sources = stream, sources
-        self._before = [source.statistics() for source in sources]
+    def __init__(self, stream: StreamPrefill, meters: Sequence[_Meter]) -> None:
+        self._stream, self._meters = stream, meters
         self._never = _native.CancelFlag()
 
     def run_layer(self, cancel: _native.CancelFlag, window: int = 0) -> LayerOutput | None:
@@ -137,14 +155,12 @@ class GpuSpan:
 
     def figures(self) -> SpanFigures:
         """Of several devices: bytes of all, the longest seconds."""
-        pairs = [
-            (before, source.statistics()) for before, source in zip(self._before, self._sources)
-        ]
+        figures = [meter.take() for meter in self._meters]
         backends = dict.fromkeys(str(backend) for backend in self._stream.attention_backends)
         return SpanFigures(
-            streamed_bytes=sum(now.copied_bytes - was.copied_bytes for was, now in pairs),
-            stream_seconds=max(now.copy_seconds - was.copy_seconds for was, now in pairs),
-            wait_seconds=max(now.stall_seconds - was.stall_seconds for was, now in pairs),
+            streamed_bytes=sum(taken.streamed_bytes for taken in figures),
+            stream_seconds=max(taken.stream_seconds for taken in figures),
+            wait_seconds=max(taken.wait_seconds for taken in figures),
             attention=", ".join(backends),
         )
 
