@@ -73,6 +73,7 @@ class GpuPrefill:
                         experts=_share(spec, number, len(devices)),
                     )
                 )
+            self._used = False
             self._meters = [_Meter(source) for source in self.sources]
             if warm:
                 for source in self.sources:
@@ -90,6 +91,10 @@ class GpuPrefill:
         hidden_TD: NDArray[np.float32] | None = None,
     ) -> GpuSpan:
         """As in PrefillDevice."""
+        if self._used:  # what one that was cut has copied is not this one's
+            for meter in self._meters:
+                meter.take()
+        self._used = True
         stream = StreamPrefill(
             self._spec,
             self.sources,
