@@ -38,6 +38,7 @@ def batch(
     device: device_options.Device = "auto",
     gpu_memory: device_options.GpuMemory = None,
     gpu_prefill_tokens: device_options.GpuPrefillTokens = None,
+    gpu_decode: device_options.GpuDecode = "auto",
     compute: options.Compute = "bf16",
     kv: options.KV = "native",
     kv_budget: options.KVBudget = None,

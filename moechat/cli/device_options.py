@@ -38,6 +38,12 @@ def _tokens(text: Any) -> int:
     return int(text)
 
 
+def _on_or_off(text: str) -> str:
+    if text not in ("auto", "on", "off"):
+        raise typer.BadParameter(f"{text[:40]!a} is not one of auto, on, off")
+    return text
+
+
 Device = Annotated[
     str,
     typer.Option(
@@ -45,8 +51,8 @@ Device = Annotated[
         parser=_device,
         metavar="cpu|auto|cuda[:N,...]",
         help="What reads long prompts: cpu; cuda, the first GPU; cuda:1; several, as cuda:0,cuda:1 "
-        "or cuda:all; or auto: a GPU that torch can use, unless the model is small. The CPU writes "
-        "the answers.",
+        "or cuda:all; or auto: a GPU that torch can use, unless the model is small. "
+        "It also takes part in writing answers: --gpu-decode.",
     ),
 ]
 GpuMemory = Annotated[
@@ -68,5 +74,15 @@ GpuPrefillTokens = Annotated[
         help="The GPU reads prompts of N new tokens or more; 0: all. Default: those that it reads "
         "sooner, as far as that was measured.",
         show_default=False,
+    ),
+]
+GpuDecode = Annotated[
+    str,
+    typer.Option(
+        "--gpu-decode",
+        parser=_on_or_off,
+        metavar="auto|on|off",
+        help="Whether the first GPU takes part in writing answers: all but the routed experts is "
+        "computed there. auto: where it has room for it.",
     ),
 ]

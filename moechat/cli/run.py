@@ -45,6 +45,7 @@ def run(
     device: device_options.Device = "auto",
     gpu_memory: device_options.GpuMemory = None,
     gpu_prefill_tokens: device_options.GpuPrefillTokens = None,
+    gpu_decode: device_options.GpuDecode = "auto",
     compute: options.Compute = "bf16",
     kv: options.KV = "native",
     kv_budget: options.KVBudget = None,
@@ -109,7 +110,9 @@ def shared_options(given: dict[str, Any]) -> dict[str, Any]:
         "sampling": named("temperature top_k top_p min_p repetition_penalty presence_penalty")
         | named("seed stop max_tokens"),
         "system": system_text(given["system"], given["system_file"]),
-        "settings": named("compute threads kv kv_budget speculate device gpu_prefill_tokens")
+        "settings": named(
+            "compute threads kv kv_budget speculate device gpu_prefill_tokens gpu_decode"
+        )
         | {"context_tokens": given["ctx"], "gpu_memory_bytes": given["gpu_memory"]},
     }
 

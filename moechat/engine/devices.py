@@ -1,67 +1,14 @@
-"""Which device reads prompts: what was asked for, what this machine has."""
+"""The torch devices that a device's name means on this machine."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from moechat.engine.loading import LoadedModel
-from moechat.errors import BadParameter, DeviceUnavailable, DoesNotFit
+from moechat.errors import BadParameter, DeviceUnavailable
 
-if TYPE_CHECKING:
-    from moechat.prefill.gpu.gpu_prefill import GpuPrefill
-
-# Below that the CPU has read most prompts before torch is imported.
-SMALL_MODEL_BYTES = 4 << 30
 _INSTALL = "Install it: pip install 'moechat[gpu]'"
-
-
-@dataclass(frozen=True)
-class Opened:
-    """``gpu`` reads prompts, or None; ``notice`` says why not where a user would wonder."""
-
-    gpu: GpuPrefill | None = None
-    notice: str = ""
-
-
-def open_gpu(
-    device: str,
-    model: LoadedModel,
-    *,
-    compute: str,
-    memory_bytes: int | None,
-    context_tokens: int,
-) -> Opened:
-    """What reads prompts on ``device``; "auto" is content with the CPU.
-
-    Raises DeviceUnavailable, DoesNotFit, and BadParameter for weights that cannot be streamed yet.
-    """
-    automatic = device == "auto"
-    if automatic and _weight_bytes(model) < SMALL_MODEL_BYTES:
-        return Opened()
-    try:
-        names = torch_devices(device)
-        from moechat.prefill.gpu.gpu_prefill import GpuPrefill
-
-        gpu = GpuPrefill(
-            model.spec,
-            model.tensors,
-            names,
-            compute=compute,
-            memory_bytes=memory_bytes,
-            context_tokens=context_tokens,
-        )
-    except (DeviceUnavailable, DoesNotFit, BadParameter) as error:
-        if not automatic:
-            raise
-        return Opened(notice=f"prompts are read by the CPU: {error.message}")
-    return Opened(gpu)
-
-
-def _weight_bytes(model: LoadedModel) -> int:
-    return sum(file.stat().st_size for file in model.files.weight_files)
 
 
 def torch_devices(device: str) -> Sequence[str]:

@@ -15,7 +15,7 @@ from moechat import _native
 from moechat.decode.worker import DecodeWorker
 from moechat.engine import admission, flow
 from moechat.engine.device_names import check_device, wants_gpu
-from moechat.engine.devices import Opened, open_gpu
+from moechat.engine.gpus import Gpus, open_gpus
 from moechat.engine.kv_choice import choose_policy, named_policy
 from moechat.engine.loading import choose_instruction_set, load_model
 from moechat.engine.model_files import ModelFiles
@@ -41,7 +41,6 @@ from moechat.weights.free_memory import free_memory_bytes
 
 if TYPE_CHECKING:
     from moechat.engine.text import TextModel
-    from moechat.prefill.gpu.gpu_prefill import GpuPrefill
 
 CHANNEL_PACKETS = 8  # KV packets that may wait for the decode thread
 
@@ -67,6 +66,7 @@ class Engine:
         device: str = "cpu",
         gpu_memory_bytes: int | None = None,
         gpu_prefill_tokens: int | None = None,
+        gpu_decode: str = "off",
         suspended_bytes: int | None = None,
         nodes: Nodes | None = None,
         progress: Progress | None = None,
@@ -80,9 +80,14 @@ class Engine:
         self.instruction_set = choose_instruction_set()
         self.speculate = speculate
         check_device(device)
+        wanted = wants_gpu(device)
+        _choice("gpu_decode", gpu_decode, ("auto", "on", "off"))
+        if gpu_decode == "on" and not wanted:
+            raise BadParameter(
+                "gpu_decode cannot be 'on'", "there is no GPU, or the device is the CPU"
+            )
         _at_least("gpu_memory_bytes", gpu_memory_bytes, 1)
         _at_least("gpu_prefill_tokens", gpu_prefill_tokens, 0)
-        wanted = wants_gpu(device)
         self.model = load_model(path, compute, speculate=speculate, keep_tensors=wanted)
         self.spec = self.model.spec
         self.context_tokens = _context(context_tokens, self.spec.context_tokens)
@@ -106,19 +111,23 @@ class Engine:
         if resident:
             self.residency = make_resident(self.model, pool, nodes, progress)
         self.drafter = _native.MtpDrafter(self.model.native, pool) if speculate else None
-        self.decode = DecodeWorker(self.model.native, pool, channel_packets)
-        opened = Opened()
+        gpus = Gpus()
         if wanted:
-            opened = open_gpu(
+            gpus = open_gpus(
                 device,
                 self.model,
+                pool,
                 compute=compute,
                 memory_bytes=gpu_memory_bytes,
                 context_tokens=self.context_tokens,
+                decode=gpu_decode,
             )
-        self._device_notice = opened.notice
+        self.decode = DecodeWorker(self.model.native, pool, channel_packets)
+        if gpus.decode is not None:
+            self.decode.device = gpus.decode
+        self._device_notice = gpus.notice
         self.prefill_choice = DeviceChoice(
-            CpuDevice(self.model.native, pool), opened.gpu, gpu_prefill_tokens
+            CpuDevice(self.model.native, pool), gpus.prefill, gpu_prefill_tokens
         )
         passes = Passes(self.spec, self.prefill_choice, self.decode.channel, suspended_bytes)
         self.prefill = PrefillWorker(passes, self.decode.channel)
@@ -129,7 +138,7 @@ class Engine:
             self._sessions,
             self.prefill,
             self.decode,
-            opened.gpu,
+            gpus,
             self.residency,
             self.model.files,
         )
@@ -152,6 +161,7 @@ class Engine:
         decode_share: float = 0.5,
         gpu_memory_bytes: int | None = None,
         gpu_prefill_tokens: int | None = None,
+        gpu_decode: str = "off",
         suspended_bytes: int | None = None,
         progress: Progress | None = None,
     ) -> Engine:
@@ -173,7 +183,9 @@ class Engine:
         "cuda:all", or "auto", which takes the first GPU that torch can use, for a model that is not
         small. Weights stream through ``gpu_memory_bytes`` of each GPU, by default what is free.
         Prompts of ``gpu_prefill_tokens`` new tokens or more go there; None: those that take less
-        time there, as far as that was measured. A cancelled one is kept for the same prompt in
+        time there, as far as that was measured. ``gpu_decode`` "on" has the first GPU make decode's
+        steps but for the routed experts, "auto" where it has room for all their other weights. A
+        cancelled one is kept for the same prompt in
         ``suspended_bytes`` of host memory, by default a 16th of what is free and 8 GiB at most.
 
         Raises ModelNotFound, CheckpointDamaged, ArchitectureUnsupported, BadParameter, DoesNotFit,
@@ -196,6 +208,7 @@ class Engine:
             device=device,
             gpu_memory_bytes=gpu_memory_bytes,
             gpu_prefill_tokens=gpu_prefill_tokens,
+            gpu_decode=gpu_decode,
             suspended_bytes=suspended_bytes,
             progress=progress,
         )
@@ -333,7 +346,7 @@ def _shut_down(
     sessions: weakref.WeakSet[Session],
     prefill: PrefillWorker,
     decode: DecodeWorker,
-    gpu: GpuPrefill | None,
+    gpus: Gpus,
     residency: Residency | None,
     files: ModelFiles,
 ) -> None:
@@ -341,8 +354,7 @@ def _shut_down(
         session.cancel()
     prefill.close()
     decode.close()
-    if gpu is not None:
-        gpu.close()
+    gpus.close()
     if residency is not None:
         residency.native.release()
     files.close()

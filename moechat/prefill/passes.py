@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from moechat.errors import MoechatError
 from moechat.events import PrefillProgress
 from moechat.kv.channel import Channel
 from moechat.kv.packet import KVPacket, native_packet
@@ -18,7 +21,7 @@ from moechat.models.spec import ModelSpec
 from moechat.prefill.choice import DeviceChoice, Part
 from moechat.prefill.job import PrefillJob
 from moechat.prefill.packets import PacketThread, encode_layer
-from moechat.prefill.span import LayerOutput, PrefillSpan
+from moechat.prefill.span import LayerOutput, PrefillDevice, PrefillSpan
 from moechat.prefill.suspended import Shelf, Suspended
 
 _POLL_SECONDS = 0.05
@@ -99,18 +102,7 @@ class Passes:
                 functools.partial(self._send_layer, job, epoch, layer, positions, output)
             ):
                 if outputs and job.cancel.raised:
-                    self._shelf.put(
-                        Suspended(
-                            session=cache.session,
-                            epoch=epoch,
-                            first_position=first,
-                            ids=list(ids),
-                            window=job.policy.window,
-                            device=device,
-                            outputs=outputs,
-                            hidden_TD=span.hidden_TD,
-                        )
-                    )
+                    self._keep(job, epoch, first, device, outputs, span)
                 return False
             run.layer_done(part, layer)
         outputs.clear()  # nobody will ask for them
@@ -120,6 +112,30 @@ class Passes:
             self._choice.measured(device, len(ids), time.perf_counter() - started)
         _count(job, device.name, span)
         return True
+
+    def _keep(
+        self,
+        job: PrefillJob,
+        epoch: int,
+        first_position: int,
+        device: PrefillDevice,
+        outputs: list[LayerOutput],
+        span: PrefillSpan,
+    ) -> None:
+        """For the same prompt, should it come again. Not if that fails: the job was cancelled."""
+        with contextlib.suppress(MemoryError, MoechatError):
+            self._shelf.put(
+                Suspended(
+                    cache=weakref.ref(job.cache),
+                    epoch=epoch,
+                    first_position=first_position,
+                    ids=list(job.ids),
+                    window=job.policy.window,
+                    device=device,
+                    outputs=outputs,
+                    hidden_TD=span.hidden_TD,
+                )
+            )
 
     def _finish(self, run: _Run, span: PrefillSpan, begin: int, epoch: int) -> bool:
         """What comes after the last layer: logits, and the draft layer's slots."""
@@ -214,5 +230,5 @@ def _count(job: PrefillJob, device: str, span: PrefillSpan) -> None:
     result.streamed_bytes += figures.streamed_bytes
     result.stream_seconds += figures.stream_seconds
     result.wait_seconds += figures.wait_seconds
-    result.compute_seconds -= figures.wait_seconds
+    result.compute_seconds = max(0.0, result.compute_seconds - figures.wait_seconds)
     result.attention = figures.attention

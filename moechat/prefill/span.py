@@ -56,7 +56,7 @@ class PrefillSpan(Protocol):
         """The residual stream after the layer that ran last."""
 
     def figures(self) -> SpanFigures:
-        """What it took so far; waits for what is under way."""
+        """What it took; waits for what is under way. Asked for once, in the end."""
 
 
 class PrefillDevice(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,7 +33,7 @@ def needed_bytes(spec: ModelSpec, cache: KVCache, num_tokens: int) -> int:
 class Suspended:
     """``outputs`` of the layers that had run, and the residual stream behind them."""
 
-    session: int
+    cache: weakref.ref[KVCache]
     epoch: int  # of the cache when the prefill began
     first_position: int
     ids: list[int]
@@ -43,7 +44,7 @@ class Suspended:
 
 
 class Shelf:
-    """Room for one. Whatever comes next takes it or clears it away."""
+    """Room for one. Whatever comes next takes it or clears it away, and so does its cache's end."""
 
     def __init__(self, limit_bytes: int | None) -> None:
         self._limit_bytes = limit_bytes
@@ -57,6 +58,12 @@ class Shelf:
     def put(self, suspended: Suspended) -> None:
         """Keep it, for the next job to ask for."""
         self._kept = suspended
+        if (cache := suspended.cache()) is not None:
+            weakref.finalize(cache, self._forget, weakref.ref(suspended))
+
+    def _forget(self, suspended: weakref.ref[Suspended]) -> None:
+        if self._kept is suspended():
+            self._kept = None
 
     def take(self, job: PrefillJob, device: PrefillDevice) -> Suspended | None:
         """What was kept, if the job is the same at the same place; the shelf is empty then."""
@@ -65,7 +72,7 @@ class Shelf:
             return None
         # One more: the cut dropped what had arrived, and nothing else has touched the cache since.
         same = (
-            kept.session == job.cache.session
+            kept.cache() is job.cache
             and kept.epoch + 1 == job.cache.epoch
             and kept.first_position == len(job.cache)
             and kept.window == job.policy.window

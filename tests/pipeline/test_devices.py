@@ -8,7 +8,7 @@ import types
 import pytest
 from oracles import MINI
 
-from moechat.engine import device_names, devices
+from moechat.engine import device_names, devices, gpus
 from moechat.engine import engine as engine_module
 from moechat.errors import BadParameter, DeviceUnavailable
 
@@ -74,7 +74,7 @@ def test_what_is_missing_is_named(monkeypatch):
 
 def test_auto_is_the_cpu_where_no_gpu_is(open_engine, monkeypatch):
     monkeypatch.setattr(device_names, "has_gpu_file", lambda: False)
-    monkeypatch.setattr(engine_module, "open_gpu", None)
+    monkeypatch.setattr(engine_module, "open_gpus", None)
     engine = open_engine(MINI, device="auto")
     assert engine.prefill_choice.gpu is None and engine.notice == ""
 
@@ -84,7 +84,7 @@ def test_auto_tells_why_a_gpu_is_not_used(open_engine, monkeypatch):
     fake_torch(monkeypatch, count=0, built=False)
     engine = open_engine(MINI, device="auto")  # small: the CPU's anyway
     assert engine.prefill_choice.gpu is None and engine.notice == ""
-    monkeypatch.setattr(devices, "SMALL_MODEL_BYTES", 0)
+    monkeypatch.setattr(gpus, "SMALL_MODEL_BYTES", 0)
     engine = open_engine(MINI, device="auto")
     assert engine.prefill_choice.gpu is None
     assert "read by the CPU: there is no GPU" in engine.notice
@@ -93,5 +93,7 @@ def test_auto_tells_why_a_gpu_is_not_used(open_engine, monkeypatch):
 def test_numbers_out_of_range_are_refused(open_engine):
     with pytest.raises(BadParameter, match="gpu_prefill_tokens cannot be -1"):
         open_engine(MINI, gpu_prefill_tokens=-1)
+    with pytest.raises(BadParameter, match="gpu_decode cannot be 'on'"):
+        open_engine(MINI, gpu_decode="on")
     with pytest.raises(BadParameter, match="gpu_memory_bytes cannot be 0"):
         open_engine(MINI, gpu_memory_bytes=0)

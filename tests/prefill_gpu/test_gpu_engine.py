@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -12,8 +14,11 @@ from oracles import MINI, expected
 from moechat import SamplingParams
 from moechat.errors import DeviceUnavailable, DoesNotFit
 from moechat.events import PrefillProgress
+from moechat.prefill.suspended import Shelf
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'moechat[gpu]'")
+
+from draft_models import agreeing_folder  # noqa: E402
 
 from moechat.prefill.gpu.gpu_prefill import GpuSpan  # noqa: E402
 from moechat.prefill.gpu.stream_prefill import StreamPrefill  # noqa: E402
@@ -196,6 +201,29 @@ def test_a_resumed_prompt_can_be_cancelled_once_more(open_streamed, monkeypatch)
     assert got == want and events[-1].stats.prefill_resumed_layers == 4
 
 
+def test_what_was_cut_goes_with_its_session(open_streamed, monkeypatch):
+    engine = open_streamed(MINI)
+    session = engine.session()
+    kept = []
+    put = Shelf.put
+    monkeypatch.setattr(
+        Shelf, "put", lambda shelf, what: (kept.append(weakref.ref(what)), put(shelf, what))
+    )
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3)
+        cancelled_after(session, PROMPT, 3)
+    gc.collect()
+    assert kept[0]() is not None
+    session.close()
+    del session
+    for _ in range(100):  # the worker threads let go of its cache in their own time
+        gc.collect()
+        if kept[0]() is None:
+            return
+        time.sleep(0.02)
+    pytest.fail("the layers are still there")
+
+
 @pytest.mark.parametrize("what", ["other ids", "other session", "a step", "other place", "no room"])
 def test_what_was_cut_is_dropped_when_anything_else_comes(what, open_streamed, monkeypatch):
     engine = open_streamed(MINI, suspended_bytes=100 if what == "no room" else None)
@@ -230,6 +258,42 @@ def test_little_memory_streams_all_the_same(open_engine, open_streamed):
     assert answer(engine.session(), PROMPT)[0] == want
     with pytest.raises(DoesNotFit, match="streamed through this GPU"):
         open_streamed(MINI, gpu_memory_bytes=1_000_000)
+
+
+def test_speculation_stays_exact(open_engine, open_streamed):
+    """The draft layer is not streamed: it has no KV of the prompt, which costs hits alone."""
+    folder = agreeing_folder()
+    ids = [5 + i % 300 for i in range(60)]
+    want, _ = answer(open_engine(folder, compute="exact").session(), ids)
+    engine = open_streamed(folder, compute="exact", speculate=True)
+    got, events = answer(engine.session(), ids)
+    assert got == want and events[-1].stats.prefill_device == "torch-cpu"
+    assert events[-1].stats.drafted > 0
+
+
+@pytest.mark.parametrize("policy", ["int8", "snapkv"])
+def test_every_kv_policy_works_in_parts(policy, open_streamed):
+    engine = open_streamed(MINI, kv=policy, kv_budget=0.5 if policy == "snapkv" else None)
+    engine.prefill_choice.gpu.max_tokens = 40
+    session = engine.session()
+    _, events = answer(session, PROMPT)
+    stats = events[-1].stats
+    assert 0 < stats.kv_bytes < stats.kv_native_bytes
+    assert (stats.kv_dropped_fraction > 0.3) == (policy == "snapkv")
+    assert len(session.cache) == len(session) - 1
+
+
+@pytest.mark.parametrize("memory_bytes", [None, 200_000_000])
+def test_decode_may_step_there_too(memory_bytes, open_engine, open_streamed):
+    loop = pytest.importorskip("moechat.decode.gpu.hybrid_loop")
+    want, _ = answer(open_engine(MINI, compute="exact").session(), PROMPT)
+    settings = {"compute": "exact", "gpu_memory_bytes": memory_bytes}
+    engine = open_streamed(MINI, gpu_decode="on", **settings)
+    assert isinstance(engine.decode.device, loop.HybridDecode)
+    assert answer(engine.session(), PROMPT)[0] == want
+    assert open_streamed(MINI, **settings).decode.device is None
+    with pytest.raises(DoesNotFit):
+        open_streamed(MINI, gpu_decode="on", gpu_memory_bytes=1_000_000)
 
 
 def test_an_error_of_the_device_is_told_and_survived(open_streamed, monkeypatch):

@@ -35,9 +35,11 @@ class GpuPrefill:
         compute: str = "bf16",
         memory_bytes: int | None = None,
         context_tokens: int | None = None,
+        warm: bool = False,
     ) -> None:
         """``devices``: torch's names. ``memory_bytes`` of each are used; None: what is free.
 
+        ``warm``: files are page-locked and the first weights copied at once, on other threads.
         Raises DoesNotFit, and BadParameter for formats that cannot be streamed yet.
         """
         self.name = "+".join("torch-cpu" if name == "cpu" else name for name in devices)
@@ -71,6 +73,11 @@ class GpuPrefill:
                         experts=_share(spec, number, len(devices)),
                     )
                 )
+            self._used = False
+            self._meters = [_Meter(source) for source in self.sources]
+            if warm:
+                for source in self.sources:
+                    source.begin(0)
         except BaseException:
             self.close()
             raise
@@ -84,6 +91,10 @@ class GpuPrefill:
         hidden_TD: NDArray[np.float32] | None = None,
     ) -> GpuSpan:
         """As in PrefillDevice."""
+        if self._used:  # what one that was cut has copied is not this one's
+            for meter in self._meters:
+                meter.take()
+        self._used = True
         stream = StreamPrefill(
             self._spec,
             self.sources,
@@ -93,7 +104,7 @@ class GpuPrefill:
             start_layer=start_layer,
             hidden_TD=hidden_TD,
         )
-        return GpuSpan(stream, self.sources)
+        return GpuSpan(stream, self._meters)
 
     def close(self) -> None:
         """Wait for copies; let go of the mappings and the devices' memory. Idempotent."""
@@ -101,12 +112,29 @@ class GpuPrefill:
             source.close()
 
 
+class _Meter:
+    """What a source did since it was asked last, what it did ahead included."""
+
+    def __init__(self, source: StreamedSource) -> None:
+        self._source = source
+        self._before = source.statistics()
+
+    def take(self) -> SpanFigures:
+        """In bytes and seconds."""
+        was, now = self._before, self._source.statistics()
+        self._before = now
+        return SpanFigures(
+            streamed_bytes=now.copied_bytes - was.copied_bytes,
+            stream_seconds=now.copy_seconds - was.copy_seconds,
+            wait_seconds=now.stall_seconds - was.stall_seconds,
+        )
+
+
 class GpuSpan:
     """A PrefillSpan that is cut between layers only; its layers are whole or not there."""
 
-    def __init__(self, stream: StreamPrefill, sources: Sequence[StreamedSource]) -> None:
-        self._stream, self._sources = stream, sources
-        self._before = [source.statistics() for source in sources]
+    def __init__(self, stream: StreamPrefill, meters: Sequence[_Meter]) -> None:
+        self._stream, self._meters = stream, meters
         self._never = _native.CancelFlag()
 
     def run_layer(self, cancel: _native.CancelFlag, window: int = 0) -> LayerOutput | None:
@@ -127,18 +155,17 @@ class GpuSpan:
     @property
     def hidden_TD(self) -> NDArray[np.float32]:
         """As in PrefillSpan; in host memory."""
-        return self._stream.hidden_TD
+        with _named_errors():
+            return self._stream.hidden_TD
 
     def figures(self) -> SpanFigures:
         """Of several devices: bytes of all, the longest seconds."""
-        pairs = [
-            (before, source.statistics()) for before, source in zip(self._before, self._sources)
-        ]
+        figures = [meter.take() for meter in self._meters]
         backends = dict.fromkeys(str(backend) for backend in self._stream.attention_backends)
         return SpanFigures(
-            streamed_bytes=sum(now.copied_bytes - was.copied_bytes for was, now in pairs),
-            stream_seconds=max(now.copy_seconds - was.copy_seconds for was, now in pairs),
-            wait_seconds=max(now.stall_seconds - was.stall_seconds for was, now in pairs),
+            streamed_bytes=sum(taken.streamed_bytes for taken in figures),
+            stream_seconds=max(taken.stream_seconds for taken in figures),
+            wait_seconds=max(taken.wait_seconds for taken in figures),
             attention=", ".join(backends),
         )
 
@@ -157,6 +184,7 @@ def _named_errors() -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
+        torch.cuda.empty_cache()  # the next prompt may need its memory in other pieces
         raise DoesNotFit(
             "the prompt does not fit into the GPU's memory",
             _first_line(error),

@@ -17,6 +17,15 @@ LEAST_TOKENS = 256
 _DTYPES = {"bf16": torch.bfloat16, "exact": torch.float32}
 
 
+def free_memory_bytes(devices: Sequence[str]) -> int | None:
+    """What may be taken of each device: what is free of the fullest, less a reserve.
+
+    None: without a limit, as of torch's CPU device.
+    """
+    free = [torch.cuda.mem_get_info(name)[0] for name in devices if name != "cpu"]
+    return max(0, min(free) - RESERVE_BYTES) if free else None
+
+
 def plan_stream(
     spec: ModelSpec,
     tensors: Sequence[BoundTensor],
@@ -29,14 +38,13 @@ def plan_stream(
 ) -> tuple[int | None, StreamSettings]:
     """The longest span and the settings of the stream, with ``memory_bytes`` of each device.
 
-    None: what is free of the fullest, less a reserve; of torch's CPU device no limit. A span's
-    activations get half of it at most: longer prompts are read in parts. Raises DoesNotFit.
+    None: what is free. A span's activations get half of it at most: longer prompts are read in
+    parts. Raises DoesNotFit.
     """
     if memory_bytes is None:
-        free = [torch.cuda.mem_get_info(name)[0] for name in devices if name != "cpu"]
-        if not free:
-            return None, StreamSettings()
-        memory_bytes = min(free) - RESERVE_BYTES
+        memory_bytes = free_memory_bytes(devices)
+    if memory_bytes is None:
+        return None, StreamSettings()
     weights, dtype = StoredWeights.of(tensors), _DTYPES[compute]
     num_tokens = context_tokens
     while True:
@@ -45,7 +53,7 @@ def plan_stream(
         if few or needed <= memory_bytes // 2:
             try:
                 settings = budget.fit_settings(
-                    weights, dtype, memory_bytes - needed, num_layers=spec.num_layers
+                    weights, dtype, max(0, memory_bytes - needed), num_layers=spec.num_layers
                 )
                 return num_tokens, settings
             except DoesNotFit:

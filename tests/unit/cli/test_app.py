@@ -12,21 +12,21 @@ SURFACE = {
     "run": "model prompt --temperature --top-k --top-p --min-p --repetition-penalty "
     "--presence-penalty --seed --stop --max-tokens --system --system-file "
     "--think --no-think --reasoning-effort --ctx --threads --resident "
-    "--device --gpu-memory --gpu-prefill-tokens "
+    "--device --gpu-memory --gpu-prefill-tokens --gpu-decode "
     "--compute --kv --kv-budget --speculate --plain --stats --no-history --batch --concurrency "
     "--debug",
     "batch": "file --model --concurrency --temperature --top-k --top-p --min-p "
     "--repetition-penalty --presence-penalty --seed --stop --max-tokens --system --system-file "
     "--think --no-think --reasoning-effort --ctx --threads --resident "
     "--device --gpu-memory --gpu-prefill-tokens "
-    "--compute --kv --kv-budget --speculate --stats --debug",
+    "--gpu-decode --compute --kv --kv-budget --speculate --stats --debug",
     "list": "--json --debug",
     "show": "model --json --debug",
     "doctor": "--json --debug",
     "quantize": "source target --to --json --debug",
     "bench": "--synthetic --layers --experts --format --threads --repetitions --max-context "
     "--plot --json --debug",
-    "bench model": "model --threads --repetitions --max-context --plot --json --debug",
+    "bench model": "model --threads --repetitions --max-context --device --plot --json --debug",
     "bench kernels": "--format --shape --threads --batch --experts-hit --experts --bursts --isa "
     "--plot --json --debug",
     "eval": "",

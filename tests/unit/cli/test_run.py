@@ -136,6 +136,7 @@ def test_engine_flags_reach_the_engine(moechat):
         "context_tokens": 256,
         "speculate": True,
         "device": "auto",
+        "gpu_decode": "auto",
     }
     moechat("run", "mini", "--device", "cuda:0,cuda:1", "--gpu-memory", "1.5GiB", "q")
     assert moechat.engine.settings["device"] == "cuda:0,cuda:1"
@@ -155,6 +156,7 @@ def test_engine_flags_reach_the_engine(moechat):
         ("--gpu-memory", "0GB"),
         ("--gpu-memory", "-1GB"),
         ("--gpu-prefill-tokens", "-1"),
+        ("--gpu-decode", "yes"),
         ("--gpu-prefill-tokens", "1e3"),
         ("--temperature", "-1"),
         ("--temperature", "nan"),
