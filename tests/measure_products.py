@@ -149,7 +149,8 @@ def quantised(each: int) -> None:
     out = torch.empty((GROUP * each, WIDTH), device=CUDA)
     codes, definition = inputs_of(weight, x), quantise(x)
     assert isinstance(codes, Quantised)
-    same = bool((codes.values.view(torch.uint8) == definition.values.view(torch.uint8)).all())
+    other = codes.values.view(torch.uint8) != definition.values.view(torch.uint8)
+    other_scale = int((codes.scale != definition.scale).sum())
     call = functools.partial(gemm, codes, weight, tiles, how, out, tokens_R=tokens)
     ms = milliseconds(call)
     dense = definition.to_dense()[tokens[:each]]
@@ -157,7 +158,8 @@ def quantised(each: int) -> None:
     print(
         f"w8a8 {GROUP} x {each} rows: {flop / ms / 1e9:.0f} TFLOP/s, inputs "
         f"{milliseconds(functools.partial(inputs_of, weight, x)):.3f} ms; error "
-        f"{error(out[:each], dense, weight[0]):.1e}; codes as defined {same}",
+        f"{error(out[:each], dense, weight[0]):.1e}; codes not as defined {int(other.sum())} of "
+        f"{other.numel()}, scales {other_scale}",
         flush=True,
     )
 
@@ -225,8 +227,13 @@ def attention(tokens: int, heads: int = 16) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--quantised", action="store_true", help="mode w8a8 alone")
     options = parser.parse_args()
     print(torch.cuda.get_device_name(), torch.__version__, flush=True)
+    if options.quantised:
+        quantised(64)
+        quantised(1024)
+        return
     for each in (64, 256, 1024):
         grouped(each)
     for each in (64, 1024):

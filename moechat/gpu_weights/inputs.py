@@ -70,6 +70,8 @@ def quantise(x_RK: torch.Tensor) -> Quantised:
     groups = -(-num_inputs // GROUP)
     x_RK = torch.nn.functional.pad(x_RK.bfloat16().float(), (0, groups * GROUP - num_inputs))
     x_RGg = x_RK.view(rows, groups, GROUP)
-    scale_RG = x_RGg.abs().amax(-1).clamp_min(_LEAST) / LARGEST
+    largest_RG = x_RGg.abs().amax(-1).clamp_min(_LEAST)
+    # By a tensor: CUDA multiplies with the reciprocal of a number.
+    scale_RG = largest_RG / torch.full_like(largest_RG, LARGEST)
     codes = (x_RGg / scale_RG[..., None]).flatten(1)[:, :num_inputs].contiguous()
     return Quantised(codes.to(torch.float8_e4m3fn), scale_RG)

@@ -142,7 +142,10 @@ def _gemm(  # type: ignore[no-untyped-def]
                 bits = codes.to(tl.int16)
                 size = tl.where((bits & 0x7F) == 0x7F, 0x7E00, (bits & 0x7F) << 7).to(tl.int16)
                 values = (size | ((bits & 0x80) << 8)).to(tl.float16, bitcast=True)
-            total += tl.dot(values, inputs) * factor
+            if X_GROUP:  # Hopper sums products of codes in some 14 bits: not more than 32 at a time
+                total += tl.dot(values, inputs, max_num_imprecise_acc=32) * factor
+            else:
+                total += tl.dot(values, inputs) * factor
         else:
             total = tl.dot(codes, inputs, total)
         weight_at += TILE_K * stride_k
@@ -174,7 +177,9 @@ class Tiling:
 
 
 # By the shared memory that a block may have: data-centre cards (164 KB and more), others (99 KB).
-_LARGE = {64: Tiling(64, 128, 128, 4, 4), 128: Tiling(128, 128, 128, 8, 3)}
+_LARGE = {64: Tiling(64, 256, 64, 8, 4), 128: Tiling(128, 256, 64, 8, 4)}
+# Two programs share a multiprocessor: one converts codes while the other multiplies.
+_LARGE_FP8 = {64: Tiling(64, 128, 128, 4, 3), 128: Tiling(128, 64, 128, 4, 3)}
 _SMALL = {64: Tiling(64, 128, 64, 4, 3), 128: Tiling(128, 128, 64, 8, 2)}
 _GROUP_TILES = 8
 
@@ -184,7 +189,8 @@ def tiling(weight: Weight, mean_rows: float) -> Tiling | None:
 
     A choice by the shape of the whole alone, never by what a group of experts happens to have.
     """
-    chosen = (_LARGE if _is_large(weight.device) else _SMALL)[64 if mean_rows <= 64 else 128]
+    large = _LARGE_FP8 if isinstance(weight, Fp8Matrix) else _LARGE
+    chosen = (large if _is_large(weight.device) else _SMALL)[64 if mean_rows <= 64 else 128]
     inputs = chosen.inputs
     quantised = isinstance(weight, Fp8Matrix) and weight.quantised_inputs
     if quantised and not _native_fp8(weight.device):

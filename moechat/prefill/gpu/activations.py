@@ -34,7 +34,7 @@ def activation_bytes(
     attention: normed inputs (e D T), slots ((e + 4) W T + 8 W n), values of all heads (e H v T),
     those of the heads at a time; after it the values and a chunk's output (8 D);
     experts: inputs and sums ((e + 4) D T) beside the routing of all tokens, the work of the pairs
-    at a time, or a chunk of the shared or dense MLP (4 D and two of 4 I);
+    at a time and inputs as float16 (2 D T), or a chunk of the shared or dense MLP (4 D, 4 I twice);
     logits: a tile's.
     """
     chunk = min(num_tokens, chunk_tokens)
@@ -49,19 +49,21 @@ def activation_bytes(
         pairs = num_tokens * moe.num_experts_per_token
         work = pairs * pair_bytes(hidden, moe.intermediate_size)
         routing = _ROUTING_BYTES * moe.num_experts * num_tokens + 8 * hidden * chunk
-        experts = max(min(WORK_BYTES, work) + _PAIR_BYTES * pairs, routing)
-    mlp = chunk * (8 * hidden + 4 * 3 * max(widths))
+        computing = min(WORK_BYTES, work) + _PAIR_BYTES * pairs + 2 * hidden * num_tokens
+        experts = max(computing, routing)
+    mlp = chunk * (10 * hidden + (4 * 3 + 2) * max(widths))
     feed_forward = (e + 4) * hidden * num_tokens + max(experts, mlp)
     attention = _attention_bytes(spec, num_tokens, num_tokens + prefix_tokens, e)
     logits = 8 * spec.vocab_size * min(num_tokens, _LOGIT_ROWS)
     values = e * _value_width(spec) * num_tokens
-    phases = (attention, values + 8 * hidden * chunk, feed_forward, logits)
+    output = values + (8 * hidden + 2 * _value_width(spec)) * chunk
+    phases = (attention, output, feed_forward, logits)
     return int((always + max(phases)) * (1 + _UNUSED))
 
 
 def pair_bytes(hidden: int, width: int) -> int:
-    """Of a pair (token, expert): gate and branch in float32, the experts' hidden state in BF16."""
-    return 4 * width + 2 * width + 4 * hidden
+    """Of a pair (token, expert): gate and branch in float32, the hidden state, also as float16."""
+    return 4 * width + 4 * width + 4 * hidden
 
 
 def _value_width(spec: ModelSpec) -> int:

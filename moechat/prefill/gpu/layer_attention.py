@@ -58,8 +58,13 @@ class LayerAttention:
             sinks_H=self.source.vector(self.role + "sinks"),
             visible_begin=self.prefix.visible_begin,
         )
-        backend = choose_backend(self.source.device, self.source.dtype, rule)
         sizes = self.spec.attention
+        widths = (
+            (sizes.nope_dim + sizes.rope_dim, sizes.v_dim)
+            if isinstance(sizes, LatentAttention)
+            else (sizes.head_dim, sizes.head_dim)
+        )
+        backend = choose_backend(self.source.device, self.source.dtype, rule, widths)
         if isinstance(sizes, LatentAttention):
             return *self._latent(sizes, normed_TD, rule, backend), backend
         return *self._grouped(sizes, normed_TD, rule, backend), backend
@@ -85,8 +90,8 @@ class LayerAttention:
         kv_weight = needed(self.source, self.role + "kv_b")
 
         num_tokens, num_keys = len(q_input), len(slots_nW)
-        # The fused kernel takes BF16: nothing is kept in float32 for it but some rows at a time.
-        kind = torch.bfloat16 if backend == "cudnn" else torch.float32
+        # Fused kernels take BF16: nothing is kept in float32 for them but some rows at a time.
+        kind = torch.float32 if backend == "plain" else torch.bfloat16
         width = nope + sizes.rope_dim
 
         def heads(group: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
