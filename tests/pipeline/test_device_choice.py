@@ -1,4 +1,4 @@
-"""Which device reads a prompt, by a number of tokens that is given or measured; and in what parts."""
+"""Which device reads a prompt, by a number of tokens given or measured; and in what parts."""
 
 from __future__ import annotations
 
