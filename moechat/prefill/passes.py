@@ -101,8 +101,10 @@ class Passes:
             if output is None or not self._packets.put(
                 functools.partial(self._send_layer, job, epoch, layer, positions, output)
             ):
-                if outputs and job.cancel.raised:
-                    self._keep(job, epoch, first, device, outputs, span)
+                # Cut while they are sent again, the earlier ones are still what the span goes by.
+                held = outputs if len(outputs) >= len(earlier) else earlier
+                if keeps and held and job.cancel.raised:
+                    self._keep(job, epoch, first, device, held, span)
                 return False
             run.layer_done(part, layer)
         outputs.clear()  # nobody will ask for them

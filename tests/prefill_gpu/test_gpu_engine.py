@@ -224,6 +224,29 @@ def test_what_was_cut_goes_with_its_session(open_streamed, monkeypatch):
     pytest.fail("the layers are still there")
 
 
+def test_a_cut_while_kept_layers_are_sent_again_keeps_all_of_them(open_streamed, monkeypatch):
+    engine = open_streamed(MINI)
+    session = engine.session()
+    want, _ = answer(engine.session(), PROMPT)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 4)
+        cancelled_after(session, PROMPT, 4)
+    channel = engine.decode.channel
+    send = channel.send_packet
+
+    def cut_at_the_second(packet, cancelled):
+        if packet.layer == 1:
+            session.cancel()
+        return send(packet, cancelled)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(channel, "send_packet", cut_at_the_second)
+        stop_after(patch, 0)
+        cancelled_after(session, PROMPT, 100)
+    got, events = answer(session, PROMPT)
+    assert got == want and events[-1].stats.prefill_resumed_layers == 4
+
+
 @pytest.mark.parametrize("what", ["other ids", "other session", "a step", "other place", "no room"])
 def test_what_was_cut_is_dropped_when_anything_else_comes(what, open_streamed, monkeypatch):
     engine = open_streamed(MINI, suspended_bytes=100 if what == "no room" else None)

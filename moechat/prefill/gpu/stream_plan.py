@@ -8,7 +8,7 @@ import torch  # type: ignore[import-not-found, unused-ignore]
 
 from moechat.errors import DoesNotFit
 from moechat.gpu_weights.stored import StoredWeights
-from moechat.models.spec import BoundTensor, LatentAttention, ModelSpec
+from moechat.models.spec import BoundTensor, ModelSpec
 from moechat.prefill.gpu import budget
 from moechat.prefill.gpu.plan import StreamSettings
 
@@ -48,7 +48,13 @@ def plan_stream(
     weights, dtype = StoredWeights.of(tensors), _DTYPES[compute]
     num_tokens = context_tokens
     while True:
-        needed = _activation_bytes(spec, num_tokens, chunk_tokens)
+        needed = budget.activation_bytes(
+            spec,
+            num_tokens,
+            chunk_tokens,
+            prefix_tokens=context_tokens - num_tokens,  # of the last part of the longest prompt
+            dtype=dtype,
+        )
         few = num_tokens <= LEAST_TOKENS
         if few or needed <= memory_bytes // 2:
             try:
@@ -59,14 +65,4 @@ def plan_stream(
             except DoesNotFit:
                 if few:
                     raise
-        num_tokens = max(LEAST_TOKENS, num_tokens // 2)
-
-
-def _activation_bytes(spec: ModelSpec, num_tokens: int, chunk_tokens: int) -> int:
-    exact = getattr(budget, "activation_bytes", None)
-    if exact is not None:
-        return int(exact(spec, num_tokens, chunk_tokens))
-    attention = spec.attention
-    width = attention.v_dim if isinstance(attention, LatentAttention) else attention.head_dim
-    wide = 4 * spec.num_heads * width * 3
-    return num_tokens * (14 * spec.hidden_size + wide) + min(num_tokens, chunk_tokens) * wide * 2
+        num_tokens = max(min(LEAST_TOKENS, context_tokens), num_tokens // 2)
