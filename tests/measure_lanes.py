@@ -83,7 +83,8 @@ def exchange_rates(devices: Devices, size: int, peer_access: bool) -> list[float
 
         def task(lane: int) -> None:
             exchange.offer(lane, "x", made[lane])
-            exchange.fetch(lane, 1 - lane, "x", slice(0, size), there[lane])
+            done = exchange.fetch(lane, 1 - lane, "x", slice(0, size), there[lane])
+            exchange.arrived(lane, done)
 
         run_lanes([lambda: task(0), lambda: task(1)], exchange.stop)
         synchronise(devices)
