@@ -51,6 +51,12 @@ class BadParameter(MoechatError, ValueError):
     name, exit_code = "bad-parameter", 2
 
 
+class DeviceUnavailable(MoechatError):
+    """A GPU was asked for and is not there, cannot be used, or failed."""
+
+    name = "device-unavailable"
+
+
 class ModelNotFound(MoechatError):
     """No registry entry and no folder of that name, or its weights are not here."""
 

@@ -26,9 +26,16 @@ class TurnStats:
     kv_native_bytes: int = 0  # the same tokens' KV at 2 bytes an element
     kv_dropped_fraction: float = 0.0  # of the new tokens, averaged over the layers
     kv_native_layers: int = 0  # that crossed natively, for values too large for their tiers
-    kv_encode_seconds: float = 0.0  # on the prefill side, part of prefill_seconds
+    kv_encode_seconds: float = 0.0  # on the prefill side, beside the next layer's computing
     kv_decode_seconds: float = 0.0  # on the decode side
     queued_seconds: float = 0.0  # before the prefill began, while others' prompts were read
+    prefill_device: str = ""  # that read the prompt; "" when nothing was prefilled
+    prefill_streamed_bytes: int = 0  # weights that crossed to it
+    prefill_stream_seconds: float = 0.0  # their copies, which run beside computing
+    prefill_compute_seconds: float = 0.0  # of the layers, less the waits for weights
+    prefill_wait_seconds: float = 0.0
+    prefill_attention: str = ""  # the kernels that did it on a GPU
+    prefill_resumed_layers: int = 0  # that a cancelled prefill of the same prompt had computed
 
     @property
     def prefill_tokens_per_second(self) -> float:
@@ -66,6 +73,7 @@ class PrefillProgress(Event):
     num_layers: int
     tokens: int  # tokens being prefilled
     seconds: float  # since the prefill began
+    stream_bytes_per_second: float = 0.0  # of weights, to a GPU
 
 
 @dataclass(frozen=True)

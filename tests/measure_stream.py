@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from moechat.gpu_weights import decode as decode_module
+from moechat.gpu_weights.decode import decode
+from moechat.gpu_weights.stored import Layout
 from moechat.models.spec import BoundTensor, TensorSpec
-from moechat.prefill.gpu import decode as decode_module
-from moechat.prefill.gpu.decode import decode
 from moechat.prefill.gpu.plan import StreamSettings
-from moechat.prefill.gpu.stored import Layout
 from moechat.prefill.gpu.streamed_source import StreamedSource
 from moechat.weights.mapped import Checkpoint
 

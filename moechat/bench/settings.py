@@ -58,6 +58,9 @@ MODEL_OPTIONS: Options = {
         "next would take too long.",
     ),
 }
+DEVICE_OPTIONS: Options = {
+    "device": ("cpu", "What reads all prompts: cpu, cuda, cuda:0,cuda:1 or cuda:all."),
+}
 CUT_OPTIONS: Options = {
     "layers": (None, "Layers with experts to build. Default: what fits in memory."),
     "experts": (None, "Experts to build in a layer. Default: all, or what fits in memory."),
@@ -120,13 +123,15 @@ class KernelSettings:
 class ModelSettings:
     """One run of ``bench model`` or ``--synthetic``; raises Usage for what makes no sense.
 
-    ``max_context`` bounds prompts and contexts. Of the synthetic model to build are ``layers``
-    (those with experts), ``experts`` and ``format``; None is what fits, or the model's own.
+    ``max_context`` bounds prompts and contexts; ``device`` reads the prompts of ``bench model``.
+    Of the synthetic model to build are ``layers`` (those with experts), ``experts`` and ``format``;
+    None is what fits, or the model's own.
     """
 
     threads: int | None = None
     repetitions: int = 5
     max_context: int = 4096
+    device: str = "cpu"
     layers: int | None = None
     experts: int | None = None
     format: str | None = None
@@ -143,13 +148,13 @@ class ModelSettings:
     @classmethod
     def from_texts(cls, texts: Texts) -> ModelSettings:
         """From what stands on a command line."""
-        given = _with_defaults(texts, MODEL_OPTIONS | CUT_OPTIONS)
+        given = _with_defaults(texts, MODEL_OPTIONS | DEVICE_OPTIONS | CUT_OPTIONS)
         numbers = {
             name.replace("-", "_"): _number(name, text)
             for name, text in given.items()
-            if name != "format" and text
+            if name not in ("format", "device") and text
         }
-        return cls(format=given["format"] or None, **numbers)
+        return cls(format=given["format"] or None, device=given["device"], **numbers)
 
 
 def model_entry(name: str) -> dict[str, Any]:

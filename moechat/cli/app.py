@@ -87,6 +87,7 @@ def build_command() -> Any:
 
     from moechat.cli.batch import batch
     from moechat.cli.bench import build_app as build_bench
+    from moechat.cli.doctor import doctor
     from moechat.cli.eval import build_app as build_eval
     from moechat.cli.list import list_models
     from moechat.cli.options import remember_debug
@@ -128,6 +129,7 @@ def build_command() -> Any:
     app.command("list")(list_models)
     app.command("show")(show)
     app.command("quantize")(quantize)
+    app.command("doctor")(doctor)
     app.add_typer(build_bench(), name="bench")
     app.add_typer(build_eval(), name="eval")
     command = typer.main.get_command(app)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from moechat.cli import options
+from moechat.cli import device_options, options
 from moechat.cli.answer_lines import Lines
 from moechat.cli.prompt_text import FileMissing
 from moechat.cli.run import shared_options, start
@@ -35,6 +35,10 @@ def batch(
     ctx: options.ContextTokens = None,
     threads: options.Threads = None,
     resident: options.Resident = False,
+    device: device_options.Device = "auto",
+    gpu_memory: device_options.GpuMemory = None,
+    gpu_prefill_tokens: device_options.GpuPrefillTokens = None,
+    gpu_decode: device_options.GpuDecode = "auto",
     compute: options.Compute = "bf16",
     kv: options.KV = "native",
     kv_budget: options.KVBudget = None,

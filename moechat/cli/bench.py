@@ -9,6 +9,7 @@ import typer
 
 from moechat.bench.settings import (
     CUT_OPTIONS,
+    DEVICE_OPTIONS,
     KERNEL_OPTIONS,
     MODEL_OPTIONS,
     KernelSettings,
@@ -52,6 +53,7 @@ Format = Annotated[str | None, _text(CUT_OPTIONS, "format", "NAME")]
 Threads = Annotated[str | None, _text(MODEL_OPTIONS, "threads", "N")]
 Repetitions = Annotated[str | None, _text(MODEL_OPTIONS, "repetitions", "N")]
 MaxContext = Annotated[str | None, _text(MODEL_OPTIONS, "max-context", "N")]
+Device = Annotated[str | None, _text(DEVICE_OPTIONS, "device", "NAME")]
 Plot = Annotated[
     Path | None,
     typer.Option(
@@ -109,6 +111,7 @@ def model(
     threads: Threads = None,
     repetitions: Repetitions = None,
     max_context: MaxContext = None,
+    device: Device = None,
     plot: Plot = None,
     as_json: options.AsJson = False,
     debug: options.Debug = False,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from moechat.cli import options
+from moechat.cli import device_options, options
 from moechat.errors import Usage
 
 
@@ -98,6 +98,7 @@ def ppl(
         ),
     ] = None,
     threads: options.Threads = None,
+    device: device_options.Device = "cpu",
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> int:
@@ -120,6 +121,7 @@ def ppl(
         window=None if window is None else number("window", window),
         limit=None if limit is None else number("limit", limit),
         threads=threads,
+        device=device,
         as_json=as_json,
     )
 
@@ -131,6 +133,7 @@ def needle(
     filler: Filler = None,
     seed: Seed = "0",
     threads: options.Threads = None,
+    device: device_options.Device = "cpu",
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> int:
@@ -147,7 +150,7 @@ def needle(
     from moechat.eval.settings import NeedleSettings
 
     settings = NeedleSettings.from_texts(lengths, depths, filler, seed, least_depths=1)
-    return run_needle(model, settings, threads=threads, as_json=as_json)
+    return run_needle(model, settings, threads=threads, device=device, as_json=as_json)
 
 
 def kv(
@@ -176,6 +179,7 @@ def kv(
     filler: Filler = None,
     seed: Seed = "0",
     threads: options.Threads = None,
+    device: device_options.Device = "cpu",
     plot: Annotated[
         Path | None,
         _file("plot", "Write a picture, quality over bytes: .svg or .png."),
@@ -209,12 +213,15 @@ def kv(
     needles = NeedleSettings.from_texts(lengths, depths, filler, seed)
     scoring = ScoringSettings.from_texts(text, window, scored, windows)
     chosen = policies_of(names_in(policies), budget_fractions(budgets))
-    return run_kv(model, chosen, needles, scoring, threads=threads, as_json=as_json, plot=plot)
+    return run_kv(
+        model, chosen, needles, scoring, threads=threads, device=device, as_json=as_json, plot=plot
+    )
 
 
 def probe(
     model: options.RequiredModelArgument,
     threads: options.Threads = None,
+    device: device_options.Device = "cpu",
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> int:
@@ -230,4 +237,4 @@ def probe(
     """
     from moechat.eval.command import run_probe
 
-    return run_probe(model, threads=threads, as_json=as_json)
+    return run_probe(model, threads=threads, device=device, as_json=as_json)

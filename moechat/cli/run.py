@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moechat.cli import options
+from moechat.cli import device_options, options
 from moechat.cli.answer_lines import Lines, answer_lines
 from moechat.cli.interrupt import EXIT_CODE as EXIT_INTERRUPTED
 from moechat.cli.interrupt import Interrupt
@@ -42,6 +42,10 @@ def run(
     ctx: options.ContextTokens = None,
     threads: options.Threads = None,
     resident: options.Resident = False,
+    device: device_options.Device = "auto",
+    gpu_memory: device_options.GpuMemory = None,
+    gpu_prefill_tokens: device_options.GpuPrefillTokens = None,
+    gpu_decode: device_options.GpuDecode = "auto",
     compute: options.Compute = "bf16",
     kv: options.KV = "native",
     kv_budget: options.KVBudget = None,
@@ -106,8 +110,10 @@ def shared_options(given: dict[str, Any]) -> dict[str, Any]:
         "sampling": named("temperature top_k top_p min_p repetition_penalty presence_penalty")
         | named("seed stop max_tokens"),
         "system": system_text(given["system"], given["system_file"]),
-        "settings": named("compute threads kv kv_budget speculate")
-        | {"context_tokens": given["ctx"]},
+        "settings": named(
+            "compute threads kv kv_budget speculate device gpu_prefill_tokens gpu_decode"
+        )
+        | {"context_tokens": given["ctx"], "gpu_memory_bytes": given["gpu_memory"]},
     }
 
 

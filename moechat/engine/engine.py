@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from moechat import _native
 from moechat.decode.worker import DecodeWorker
 from moechat.engine import admission, flow
+from moechat.engine.device_names import check_device, wants_gpu
+from moechat.engine.gpus import Gpus, open_gpus
 from moechat.engine.kv_choice import choose_policy, named_policy
 from moechat.engine.loading import choose_instruction_set, load_model
 from moechat.engine.model_files import ModelFiles
@@ -29,6 +31,9 @@ from moechat.errors import (
     from_native,
 )
 from moechat.kv.policy import NAMES
+from moechat.prefill.choice import DeviceChoice
+from moechat.prefill.cpu import CpuDevice
+from moechat.prefill.passes import Passes
 from moechat.prefill.worker import PrefillWorker
 from moechat.registry import load_registry
 from moechat.sample.params import SamplingParams
@@ -58,6 +63,11 @@ class Engine:
         speculate: bool = False,
         resident: bool = False,
         decode_share: float = 0.5,
+        device: str = "cpu",
+        gpu_memory_bytes: int | None = None,
+        gpu_prefill_tokens: int | None = None,
+        gpu_decode: str = "off",
+        suspended_bytes: int | None = None,
         nodes: Nodes | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -69,7 +79,16 @@ class Engine:
         self.compute = compute
         self.instruction_set = choose_instruction_set()
         self.speculate = speculate
-        self.model = load_model(path, compute, speculate=speculate)
+        check_device(device)
+        wanted = wants_gpu(device)
+        _choice("gpu_decode", gpu_decode, ("auto", "on", "off"))
+        if gpu_decode == "on" and not wanted:
+            raise BadParameter(
+                "gpu_decode cannot be 'on'", "there is no GPU, or the device is the CPU"
+            )
+        _at_least("gpu_memory_bytes", gpu_memory_bytes, 1)
+        _at_least("gpu_prefill_tokens", gpu_prefill_tokens, 0)
+        self.model = load_model(path, compute, speculate=speculate, keep_tensors=wanted)
         self.spec = self.model.spec
         self.context_tokens = _context(context_tokens, self.spec.context_tokens)
         # How the KV of a prompt crosses from now on; may be replaced between two requests.
@@ -92,8 +111,26 @@ class Engine:
         if resident:
             self.residency = make_resident(self.model, pool, nodes, progress)
         self.drafter = _native.MtpDrafter(self.model.native, pool) if speculate else None
+        gpus = Gpus()
+        if wanted:
+            gpus = open_gpus(
+                device,
+                self.model,
+                pool,
+                compute=compute,
+                memory_bytes=gpu_memory_bytes,
+                context_tokens=self.context_tokens,
+                decode=gpu_decode,
+            )
         self.decode = DecodeWorker(self.model.native, pool, channel_packets)
-        self.prefill = PrefillWorker(self.model.native, pool, self.decode.channel)
+        if gpus.decode is not None:
+            self.decode.device = gpus.decode
+        self._device_notice = gpus.notice
+        self.prefill_choice = DeviceChoice(
+            CpuDevice(self.model.native, pool), gpus.prefill, gpu_prefill_tokens
+        )
+        passes = Passes(self.spec, self.prefill_choice, self.decode.channel, suspended_bytes)
+        self.prefill = PrefillWorker(passes, self.decode.channel)
         # Runs at close(), when the engine is dropped, and at interpreter exit.
         self._shut_down = weakref.finalize(
             self,
@@ -101,6 +138,7 @@ class Engine:
             self._sessions,
             self.prefill,
             self.decode,
+            gpus,
             self.residency,
             self.model.files,
         )
@@ -121,6 +159,10 @@ class Engine:
         speculate: bool = False,
         resident: bool = False,
         decode_share: float = 0.5,
+        gpu_memory_bytes: int | None = None,
+        gpu_prefill_tokens: int | None = None,
+        gpu_decode: str = "off",
+        suspended_bytes: int | None = None,
         progress: Progress | None = None,
     ) -> Engine:
         """Open a registry name, a folder in Hugging Face layout, or a GGUF file.
@@ -135,11 +177,21 @@ class Engine:
         the same text, at another speed; BadParameter when the model has none. ``resident`` copies
         the MLPs into huge pages, a share to each NUMA node, and calls ``progress(bytes done, bytes
         in all)`` meanwhile. ``decode_share``, between 0 and 1, is what decode gets of the threads
-        while a prompt is prefilled at the same time. Raises ModelNotFound, CheckpointDamaged,
-        ArchitectureUnsupported, BadParameter, DoesNotFit.
+        while a prompt is prefilled at the same time.
+
+        ``device`` reads long prompts: "cpu", "cuda" (the first GPU), "cuda:1", "cuda:0,cuda:1" or
+        "cuda:all", or "auto", which takes the first GPU that torch can use, for a model that is not
+        small. Weights stream through ``gpu_memory_bytes`` of each GPU, by default what is free.
+        Prompts of ``gpu_prefill_tokens`` new tokens or more go there; None: those that take less
+        time there, as far as that was measured. ``gpu_decode`` "on" has the first GPU make decode's
+        steps but for the routed experts, "auto" where it has room for all their other weights. A
+        cancelled one is kept for the same prompt in
+        ``suspended_bytes`` of host memory, by default a 16th of what is free and 8 GiB at most.
+
+        Raises ModelNotFound, CheckpointDamaged, ArchitectureUnsupported, BadParameter, DoesNotFit,
+        DeviceUnavailable.
         """
         _choice("compute", compute, ("bf16", "exact"))
-        _choice("device", device, ("cpu", "auto"))
         _choice("kv", kv, ("auto", *NAMES))
         model = load_registry().resolve(str(source))
         return cls(
@@ -153,6 +205,11 @@ class Engine:
             speculate=speculate,
             resident=resident,
             decode_share=decode_share,
+            device=device,
+            gpu_memory_bytes=gpu_memory_bytes,
+            gpu_prefill_tokens=gpu_prefill_tokens,
+            gpu_decode=gpu_decode,
+            suspended_bytes=suspended_bytes,
             progress=progress,
         )
 
@@ -164,7 +221,7 @@ class Engine:
     @property
     def notice(self) -> str:
         """What a user should know of the model before the first answer; "" for nothing."""
-        return self.model.files.notice()
+        return "\n".join(filter(None, (self.model.files.notice(), self._device_notice)))
 
     @functools.cached_property
     def text(self) -> TextModel:
@@ -289,6 +346,7 @@ def _shut_down(
     sessions: weakref.WeakSet[Session],
     prefill: PrefillWorker,
     decode: DecodeWorker,
+    gpus: Gpus,
     residency: Residency | None,
     files: ModelFiles,
 ) -> None:
@@ -296,6 +354,7 @@ def _shut_down(
         session.cancel()
     prefill.close()
     decode.close()
+    gpus.close()
     if residency is not None:
         residency.native.release()
     files.close()
@@ -306,6 +365,11 @@ def _choice(name: str, value: str, choices: tuple[str, ...]) -> None:
         raise BadParameter(
             f"{name} cannot be '{value}'", f"this version knows {' and '.join(choices)}"
         )
+
+
+def _at_least(name: str, value: int | None, least: int) -> None:
+    if value is not None and value < least:
+        raise BadParameter(f"{name} cannot be {value}", f"it is {least} or more")
 
 
 def _context(asked: int | None, trained: int) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moechat import _native
-from moechat.decode.worker import Control, DecodeEnd, DecodeStart, StepLast, Truncate
+from moechat.decode.worker import Call, Control, DecodeEnd, DecodeStart, StepLast, Truncate
 from moechat.engine.answer import Answer
 from moechat.engine.requests import (
     Cancellation,
@@ -38,7 +38,7 @@ from moechat.events import (
     Token,
     TurnStats,
 )
-from moechat.prefill.worker import PrefillJob, PrefillResult
+from moechat.prefill.job import PrefillJob, PrefillResult
 from moechat.sample.chain import make_sampler
 
 if TYPE_CHECKING:
@@ -145,6 +145,13 @@ def _prefilled(stats: TurnStats, result: PrefillResult) -> TurnStats:
         kv_dropped_fraction=result.kv_dropped_fraction,
         kv_native_layers=result.kv_native_layers,
         kv_encode_seconds=result.kv_encode_seconds,
+        prefill_device=result.device,
+        prefill_streamed_bytes=result.streamed_bytes,
+        prefill_stream_seconds=result.stream_seconds,
+        prefill_compute_seconds=result.compute_seconds,
+        prefill_wait_seconds=result.wait_seconds,
+        prefill_attention=result.attention,
+        prefill_resumed_layers=result.resumed_layers,
     )
 
 
@@ -201,6 +208,7 @@ def _prefill(
             progress=inbox.put,
             then=prefilled,
             failed=failed,
+            arrived=lambda then: Call(lambda: None, lambda _result, _error: then()),
             logits_from=logits_from,
             next_id=next_id,
         )

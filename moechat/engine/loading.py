@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,25 +21,31 @@ Weight = _native.MatrixView | NDArray[np.float32]
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model ready to compute. ``files`` own the mappings that ``native`` points into."""
+    """A model ready to compute. ``files`` own the mappings that ``native`` points into.
+
+    ``tensors``: all that were bound, where somebody asked to keep them.
+    """
 
     spec: ModelSpec
     files: ModelFiles
     native: _native.Model
+    tensors: Sequence[BoundTensor] = ()
 
 
-def load_model(path: Path, compute: str, *, speculate: bool = False) -> LoadedModel:
+def load_model(
+    path: Path, compute: str, *, speculate: bool = False, keep_tensors: bool = False
+) -> LoadedModel:
     """Open a model folder or GGUF file. Nothing is converted; only vectors are copied.
 
-    ``speculate``: with the multi-token-prediction layer. Raises ModelNotFound, CheckpointDamaged,
-    ArchitectureUnsupported, or BadParameter when there is no such layer.
+    ``speculate``: with the multi-token-prediction layer. ``keep_tensors``: for a GPU. Raises
+    ModelNotFound, CheckpointDamaged, ArchitectureUnsupported, or BadParameter when there is no such
+    layer.
     """
     files = find_model_files(path)
     spec = files.spec
     try:
-        weights = {
-            role: weight for tensor in files.bind(speculate) for role, weight in _weights(tensor)
-        }
+        tensors = files.bind(speculate)
+        weights = {role: weight for tensor in tensors for role, weight in _weights(tensor)}
         native = _native.Model(
             dims=_dims(spec),
             ropes=[
@@ -55,7 +61,7 @@ def load_model(path: Path, compute: str, *, speculate: bool = False) -> LoadedMo
         if name == "bad-argument":  # the model's own numbers, not what the user asked for
             raise ArchitectureUnsupported(f"{path} cannot be computed", why) from error
         raise from_native(name, why) from error
-    return LoadedModel(spec, files, native)
+    return LoadedModel(spec, files, native, tensors if keep_tensors else ())
 
 
 def choose_instruction_set() -> str:

@@ -57,6 +57,7 @@ def run_ppl(
     window: int | None,
     limit: int | None,
     threads: int | None,
+    device: str = "cpu",
     as_json: bool,
 ) -> int:
     """``eval ppl MODEL FILE``; the exit code. Raises MoechatError."""
@@ -64,7 +65,7 @@ def run_ppl(
     with StatusLine(sys.stderr) as line, Outcome(line) as outcome:
         source = read_source(path)
         line.show(f"opening {model}")
-        with Engine.open(model, threads=threads) as engine:
+        with Engine.open(model, threads=threads, device=device) as engine:
             with outcome.measuring():
                 measure_perplexity(engine, source, window, limit, found, line.show)
             content = report.frame("ppl", engine)
@@ -74,13 +75,15 @@ def run_ppl(
         return _output(content, as_json, report.ppl_text)
 
 
-def run_needle(model: str, needles: NeedleSettings, *, threads: int | None, as_json: bool) -> int:
+def run_needle(
+    model: str, needles: NeedleSettings, *, threads: int | None, as_json: bool, device: str = "cpu"
+) -> int:
     """``eval needle MODEL``; the exit code. Raises MoechatError."""
     results: list[Result] = []
     with StatusLine(sys.stderr) as line, Outcome(line) as outcome:
         sentences = _sentences(needles)
         line.show(f"opening {model}")
-        with Engine.open(model, threads=threads) as engine:
+        with Engine.open(model, threads=threads, device=device) as engine:
             content = report.frame("needle", engine)
             trials = _trials(engine, needles, sentences, line.show)
             with outcome.measuring():
@@ -109,6 +112,7 @@ def run_kv(
     scoring: ScoringSettings,
     *,
     threads: int | None,
+    device: str = "cpu",
     as_json: bool,
     plot: Path | None,
 ) -> int:
@@ -126,7 +130,7 @@ def run_kv(
             if sys.stderr.isatty():  # before minutes of waiting; the report has it anyway
                 line.say(_NO_TEXT)
         line.show(f"opening {model}")
-        with Engine.open(model, threads=threads) as engine:
+        with Engine.open(model, threads=threads, device=device) as engine:
             content = report.frame("kv", engine)
             line.show("preparing the text")
             pieces = [] if source is None else _windows(engine, source, scoring)
@@ -151,12 +155,12 @@ def run_kv(
         return code
 
 
-def run_probe(model: str, *, threads: int | None, as_json: bool) -> int:
+def run_probe(model: str, *, threads: int | None, as_json: bool, device: str = "cpu") -> int:
     """``eval probe MODEL``; the exit code. Raises MoechatError."""
     verdict = None
     with StatusLine(sys.stderr) as line, Outcome(line) as outcome:
         line.show(f"opening {model}")
-        with Engine.open(model, threads=threads) as engine:
+        with Engine.open(model, threads=threads, device=device) as engine:
             content = report.frame("probe", engine)
             with outcome.measuring():
                 verdict = probe(engine, line.show)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,15 +9,8 @@ from numpy.typing import NDArray
 
 from moechat import _native
 from moechat.kv.cache import KVCache
-
-
-@dataclass(frozen=True)
-class LayerOutput:
-    """What one layer leaves behind. Shapes: T new tokens, W elements a slot, n keys, K experts."""
-
-    kv_TW: NDArray[Any]  # in the cache's own type
-    window_mass_n: NDArray[np.float32] | None
-    router_ids_TK: NDArray[np.int32]  # [T, 0] for a dense layer
+from moechat.prefill.span import LayerOutput as LayerOutput
+from moechat.prefill.span import SpanFigures
 
 
 class CpuPrefill:
@@ -73,3 +65,32 @@ class CpuPrefill:
     def hidden_TD(self) -> NDArray[np.float32]:
         """The residual stream after the layer that ran last."""
         return self._native.hidden
+
+    def figures(self) -> SpanFigures:
+        """Nothing crossed a link."""
+        return SpanFigures()
+
+
+class CpuDevice:
+    """The PrefillDevice of the native kernels; its spans are cut within a layer."""
+
+    name = "cpu"
+    max_tokens: int | None = None
+    resumable = False
+    pass_bytes = 0
+
+    def __init__(self, model: _native.Model, pool: _native.ThreadPool) -> None:
+        self._model, self._pool = model, pool
+
+    def span(
+        self,
+        cache: KVCache,
+        ids: list[int],
+        *,
+        start_layer: int = 0,
+        hidden_TD: NDArray[np.float32] | None = None,
+    ) -> CpuPrefill:
+        """As in PrefillDevice."""
+        if start_layer:
+            raise ValueError("a span on the CPU begins with the first layer")
+        return CpuPrefill(self._model, self._pool, cache, ids)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from moechat.events import Finished
+from moechat.events import Finished, TurnStats
 from moechat.sizes import size_text
 
 _SHOWN_QUEUED_SECONDS = 0.05
@@ -16,6 +16,7 @@ def stats_rows(finished: Finished) -> list[tuple[str, str]]:
     prompt = f"{stats.new_prompt_tokens} new + {stats.cached_prompt_tokens} cached tokens"
     if stats.prefill_seconds:  # a single new token is the decode worker's
         prompt += f", {stats.prefill_tokens_per_second:.0f} tok/s"
+    prompt += _stream_text(stats)
     answer = f"{stats.decode_tokens} tokens"
     if stats.reasoning_tokens:
         answer += f" ({stats.reasoning_tokens} of thinking)"
@@ -41,6 +42,22 @@ def stats_rows(finished: Finished) -> list[tuple[str, str]]:
     ]
 
 
+def _stream_text(stats: TurnStats) -> str:
+    """How a GPU read the prompt; "" for the CPU."""
+    if stats.prefill_device in ("", "cpu"):
+        return ""
+    text = f" on {stats.prefill_device}"
+    if stats.prefill_stream_seconds:
+        rate = stats.prefill_streamed_bytes / stats.prefill_stream_seconds
+        text += f" ({size_text(stats.prefill_streamed_bytes)} at {rate / 1e9:.1f} GB/s, "
+        text += f"{stats.prefill_compute_seconds:.1f} s of computing, "
+        text += f"{stats.prefill_wait_seconds:.1f} s of waiting"
+        text += f", {stats.prefill_attention} attention)" if stats.prefill_attention else ")"
+    if stats.prefill_resumed_layers:
+        text += f", {stats.prefill_resumed_layers} layers kept from before"
+    return text
+
+
 def stats_line(finished: Finished) -> str:
     """The same on one line."""
     *named, (_, reason) = stats_rows(finished)
@@ -57,6 +74,13 @@ def stats_json(finished: Finished, index: int | None = None) -> str:
             "cached_prompt_tokens": stats.cached_prompt_tokens,
             "prefill_seconds": round(stats.prefill_seconds, 6),
             "prefill_tokens_per_second": round(stats.prefill_tokens_per_second, 2),
+            "prefill_device": stats.prefill_device,
+            "prefill_streamed_bytes": stats.prefill_streamed_bytes,
+            "prefill_stream_seconds": round(stats.prefill_stream_seconds, 6),
+            "prefill_compute_seconds": round(stats.prefill_compute_seconds, 6),
+            "prefill_wait_seconds": round(stats.prefill_wait_seconds, 6),
+            "prefill_attention": stats.prefill_attention,
+            "prefill_resumed_layers": stats.prefill_resumed_layers,
             "queued_seconds": round(stats.queued_seconds, 6),
             "first_token_seconds": round(stats.first_token_seconds, 6),
             "decode_tokens": stats.decode_tokens,

@@ -22,7 +22,7 @@ LAYERS = [
     ["terminal", "batch", "bench"],
     ["engine", "quantize"],
     ["prefill", "decode"],
-    ["kv", "weights", "sample"],
+    ["kv", "weights", "gpu_weights", "sample"],
     ["models", "text", "registry"],
     ["folders", "json_file", "gguf_magic"],
     ["messages", "events"],
@@ -109,3 +109,35 @@ def test_importing_moechat_imports_neither_torch_nor_numpy():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert output.stdout.strip() == "[]"
+
+
+def test_opening_a_model_without_a_gpu_imports_no_torch():
+    """Nor does a prompt. "auto" looks for a driver's file first."""
+    code = (
+        "import sys\n"
+        "from moechat.engine import device_names\n"
+        "device_names.has_gpu_file = lambda: False\n"
+        "from moechat import Engine, SamplingParams\n"
+        "for device in ('cpu', 'auto'):\n"
+        "    with Engine.open('mini', device=device) as engine:\n"
+        "        list(engine.session().generate([0, 3, 4], SamplingParams(max_tokens=2)))\n"
+        "print('torch' in sys.modules)\n"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert output.stdout.strip() == "False"
+
+
+def test_torch_is_imported_by_what_runs_on_it_alone():
+    """At the top of a module: the parts that compute with torch, and nothing that others import."""
+    for path in PACKAGE.rglob("*.py"):
+        own = path.relative_to(PACKAGE).parts
+        names = {
+            alias.name
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Import)
+            for alias in node.names
+        }
+        if "torch" in names:
+            assert "gpu" in own or own[0] == "gpu_weights" or own[-1].startswith("torch_"), path

@@ -15,7 +15,7 @@ from moechat.engine.conversation import Conversation
 from moechat.engine.requests import ExtendRequest, GenerateRequest
 from moechat.errors import DoesNotFit
 from moechat.events import Finished, Queued
-from moechat.prefill import worker as prefill_worker
+from moechat.prefill import cpu as prefill_cpu
 from moechat.prefill.cpu import CpuPrefill
 
 TOKENS = 24
@@ -170,7 +170,7 @@ class Gate:
                 assert gate.open.wait(WAIT_SECONDS)
                 return super().run_layer(cancel, *more)
 
-        monkeypatch.setattr(prefill_worker, "CpuPrefill", Held)
+        monkeypatch.setattr(prefill_cpu, "CpuPrefill", Held)
 
 
 def test_waiting_requests_say_so_are_served_in_order_and_can_be_cancelled(

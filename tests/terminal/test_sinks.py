@@ -112,6 +112,32 @@ def test_kv_bytes_are_told_where_the_path_is_lossy():
     assert (counters["kv_bytes"], counters["kv_native_bytes"]) == (400_000, 1_600_000)
 
 
+def test_a_gpu_says_how_it_read_the_prompt():
+    assert "cpu" not in stats_line(
+        Finished("stop", "", TurnStats(20, 5, 0.5, prefill_device="cpu"))
+    )
+    stats = TurnStats(
+        20_000,
+        5,
+        10.0,
+        prefill_device="cuda:0",
+        prefill_streamed_bytes=500 * 10**9,
+        prefill_stream_seconds=10.0,
+        prefill_compute_seconds=7.5,
+        prefill_wait_seconds=2.25,
+        prefill_attention="cudnn",
+        prefill_resumed_layers=3,
+    )
+    assert (
+        "2000 tok/s on cuda:0 (500 GB at 50.0 GB/s, 7.5 s of computing, 2.2 s of waiting, cudnn "
+        "attention), 3 layers kept from before; first"
+    ) in stats_line(Finished("stop", "", stats))
+    counters = json.loads(stats_json(Finished("stop", "", stats)))
+    assert counters["prefill_device"] == "cuda:0" and counters["prefill_resumed_layers"] == 3
+    assert counters["prefill_streamed_bytes"] == 500 * 10**9
+    assert (counters["prefill_compute_seconds"], counters["prefill_wait_seconds"]) == (7.5, 2.25)
+
+
 def test_no_prefill_rate_without_a_prefill():
     assert "9 cached tokens; first token" in stats_line(Finished("stop", "", TurnStats(1, 9)))
 
@@ -131,7 +157,9 @@ def test_progress_of_a_long_prefill_is_shown_on_terminals_and_erased():
     sink.write(events[0])
     assert err.getvalue() == ""
     sink.write(events[1])
-    assert "900 tokens: layer 5/6" in shown(err.getvalue())
+    assert "900 tokens: layer 5/6, 2 s" in shown(err.getvalue())
+    sink.write(PrefillProgress(5, 6, 900, 15.0, stream_bytes_per_second=49.96e9))
+    assert "layer 5/6, 50.0 GB/s, 15 s, about 3 s left" in shown(err.getvalue())
     sink.write(Token(1, "x"))
     assert shown(err.getvalue()) == ""
     assert "\x1b" not in err.getvalue()

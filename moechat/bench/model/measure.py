@@ -31,13 +31,14 @@ Rows = list[dict[str, Any]]
 def measure_model(source: str, settings: ModelSettings, show: Show) -> dict[str, Any]:
     """A registry name, a folder or a GGUF file; the report. Raises as Engine.open does."""
     show(f"opening {source}")
-    with _open(source, settings.threads) as engine:
+    with _open(source, settings) as engine:
         files = engine.model.files
         num_bytes = of_files(files.path)
         turns = Turns([engine], files.weight_files, [num_bytes.total], settings, show)
         return {
             **turns.frame(engine.name),
             "synthetic": False,
+            "prefill_device": gpu.name if (gpu := engine.prefill_choice.gpu) else "cpu",
             "bytes": bytes_facts(num_bytes),
             "prefill": [prefill_row(n, works[0], rows) for n, works, rows in turns.prefill()],
             "decode": [decode_row(n, bursts[0], rows) for n, bursts, rows in turns.decode()],
@@ -45,9 +46,11 @@ def measure_model(source: str, settings: ModelSettings, show: Show) -> dict[str,
         }
 
 
-def _open(source: str, threads: int | None) -> Engine:
+def _open(source: str, settings: ModelSettings) -> Engine:
     try:
-        return Engine.open(source, threads=threads)
+        return Engine.open(
+            source, threads=settings.threads, device=settings.device, gpu_prefill_tokens=0
+        )
     except ModelNotFound as error:
         entry = load_registry().entries.get(source, {})
         if "geometry" not in entry or "config" not in entry:

@@ -100,8 +100,10 @@ def facts(report: dict[str, Any]) -> list[str]:
     fixed_range = f" ({least} to {most})" if bursts > 1 else ""
     built = ", as built" if report["synthetic"] else ""
     threads = f"{report['threads']} thread{'s' * (report['threads'] != 1)}"
+    reader = report.get("prefill_device", "cpu")
+    prompts = "" if reader == "cpu" else f"prompts read by {reader}, "
     text = [
-        f"{report['model']}: {threads}, {report['instruction_set']}, "
+        f"{report['model']}: {threads}, {report['instruction_set']}, {prompts}"
         f"{report['machine']['cpu'] or 'unknown processor'}; "
         + (f"medians of {bursts} bursts" if bursts > 1 else "one burst a figure"),
         f"bytes a token{built}: {size_text(sizes['weight_bytes_per_token'])} of weights, "

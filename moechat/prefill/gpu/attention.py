@@ -15,10 +15,10 @@ from typing import Literal
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
-from moechat.prefill.gpu.products import softcap, tiles
+from moechat.gpu_weights.products import softcap, tiles
 
 Backend = Literal["cudnn", "plain"]
-_SCORE_BYTES = 256 << 20  # of one block of queries on CUDA
+SCORE_BYTES = 256 << 20  # of one block of queries on CUDA
 _BLOCK_ROWS = 64
 
 
@@ -61,7 +61,7 @@ def _block_rows(heads: int, num_keys: int, device: torch.device) -> int:
     """By the shape of the whole alone: neither the chunk size nor free memory change the bits."""
     if device.type == "cpu":
         return _BLOCK_ROWS
-    return max(16, min(1024, _SCORE_BYTES // (4 * heads * num_keys) // 16 * 16))
+    return max(16, min(1024, SCORE_BYTES // (4 * heads * num_keys) // 16 * 16))
 
 
 def _probabilities(

@@ -24,6 +24,7 @@ import numpy as np
 import torch  # type: ignore[import-not-found, unused-ignore]
 from numpy.typing import NDArray
 
+from moechat.gpu_weights.products import add_bias, rms_norm, tiled_product, tiles
 from moechat.models.spec import ModelSpec, MoeSpec
 from moechat.prefill.gpu.attention import Backend
 from moechat.prefill.gpu.exchange import Exchange
@@ -32,11 +33,10 @@ from moechat.prefill.gpu.host_copy import HostCopies, HostCopy
 from moechat.prefill.gpu.lanes import Chunk, current
 from moechat.prefill.gpu.layer_attention import LayerAttention
 from moechat.prefill.gpu.prefix import Prefix
-from moechat.prefill.gpu.products import add_bias, rms_norm, tiled_product, tiles
 from moechat.prefill.gpu.rope import Angles, angles
 from moechat.prefill.gpu.router import route
 from moechat.prefill.gpu.slots import new_slots
-from moechat.prefill.gpu.source import LayerSource, needed
+from moechat.prefill.gpu.source import LayerSource, needed, needed_dense
 
 
 @dataclass
@@ -96,7 +96,7 @@ class Lane:
             x_tD = self.source.rows("embedding", own)
             assert x_tD is not None
         else:
-            table = needed(self.source, "embedding")
+            table = needed_dense(self.source, "embedding")
             x_tD = table.index_select(0, torch.from_numpy(own).to(table.device)).float()
         self.x_tD = x_tD * self._spec.embedding_scale
 
@@ -232,7 +232,7 @@ class Lane:
         Router and gate come of inputs that were not rounded, in float32.
         """
         spec, source, x_tD = self._spec, self.source, self.x_tD
-        router = needed(source, role + "router").float()
+        router = needed_dense(source, role + "router").float()
         gate = source.matrix(role + "shared_gate")
         assert gate is None or isinstance(gate, torch.Tensor)
         norm = source.vector(role + "ffn_norm")

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
+from moechat.gpu_weights.products import add_bias, rms_norm, tiled_product, tiles
+from moechat.gpu_weights.weight import Weight, rows_of
 from moechat.models.spec import GroupedAttention, LatentAttention, ModelSpec
 from moechat.prefill.gpu.attention import (
     AttentionRule,
@@ -21,11 +23,11 @@ from moechat.prefill.gpu.attention import (
     choose_backend,
 )
 from moechat.prefill.gpu.prefix import Prefix
-from moechat.prefill.gpu.products import add_bias, rms_norm, tiled_product
 from moechat.prefill.gpu.rope import Angles, rotate
 from moechat.prefill.gpu.source import LayerSource, needed
 
-_GROUP_BYTES = 2 << 30  # queries, keys and values of the heads at a time, in float32
+GROUP_BYTES = 1 << 30  # queries, keys and values of the heads at a time, and what they give
+WIDE_ROWS = 4096  # whole tiles of a product, so that no bit depends on it
 
 
 @dataclass(frozen=True)
@@ -79,22 +81,36 @@ class LayerAttention:
             )
             q_input = rms_norm(latent_T, norm, sizes.norm_eps, self.source.dtype)
             query_role = "q_b"
-        q_weight = self._by_head(query_role)
-        kv_weight = self._by_head("kv_b")
+        q_weight = needed(self.source, self.role + query_role)
+        kv_weight = needed(self.source, self.role + "kv_b")
+
+        num_tokens, num_keys = len(q_input), len(slots_nW)
+        # The fused kernel takes BF16: nothing is kept in float32 for it but some rows at a time.
+        kind = torch.bfloat16 if backend == "cudnn" else torch.float32
+        width = nope + sizes.rope_dim
 
         def heads(group: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
             count = group.stop - group.start
-            q = tiled_product(q_input, q_weight[group].flatten(0, 1)).view(len(q_input), count, -1)
-            rotate(q[..., nope:], self.by)
-            expanded = tiled_product(slots_nW[:, :rank], kv_weight[group].flatten(0, 1))
-            k_v = expanded.view(len(slots_nW), count, -1)
-            shared = slots_nW[:, None, rank:].expand(-1, count, -1)
-            return q, torch.cat([k_v[..., :nope], shared], -1), k_v[..., nope:]
+            shapes = (num_tokens, width), (num_keys, width), (num_keys, sizes.v_dim)
+            q_THd, k_nHd, v_nHv = (
+                slots_nW.new_empty((rows, count, columns), dtype=kind) for rows, columns in shapes
+            )
+            for rows in tiles(num_tokens, WIDE_ROWS):
+                q = tiled_product(q_input[rows], self._of_heads(q_weight, group))
+                q = q.view(len(q), count, width)
+                rotate(q[..., nope:], self.by.of(rows))
+                q_THd[rows] = q
+            for rows in tiles(num_keys, WIDE_ROWS):
+                latent = slots_nW[rows, :rank]
+                k_v = tiled_product(latent, self._of_heads(kv_weight, group))
+                k_v = k_v.view(len(k_v), count, -1)
+                k_nHd[rows, :, :nope], v_nHv[rows] = k_v[..., :nope], k_v[..., nope:]
+            k_nHd[..., nope:] = slots_nW[:, None, rank:]
+            return q_THd, k_nHd, v_nHv
 
-        width = 2 * (nope + sizes.rope_dim + sizes.v_dim)
-        group = max(1, _GROUP_BYTES // (4 * width * len(slots_nW)))
+        head_bytes = kind.itemsize * (width + sizes.v_dim) * (num_tokens + num_keys)
         values, mass_n = self._over_heads(
-            heads, group, 1, sizes.v_dim, len(slots_nW), rule, backend
+            heads, max(1, GROUP_BYTES // head_bytes), 1, sizes.v_dim, num_keys, rule, backend
         )
         return values, slots_TW, mass_n
 
@@ -166,10 +182,10 @@ class LayerAttention:
         slots_TW = slots_TW.to(self.source.dtype)
         return slots_TW, torch.cat([self.prefix.slots_PW, slots_TW.float()])
 
-    def _by_head(self, part: str) -> torch.Tensor:
-        """[H, outputs of a head, inputs]."""
-        weight = needed(self.source, self.role + part)
-        return weight.view(self.spec.num_heads, -1, weight.shape[1])
+    def _of_heads(self, weight: Weight, heads: slice) -> Weight:
+        """The rows of some heads."""
+        each = len(weight) // self.spec.num_heads
+        return rows_of(weight, slice(heads.start * each, heads.stop * each))
 
     def _product(self, part: str, x: torch.Tensor) -> torch.Tensor:
         return tiled_product(x, needed(self.source, self.role + part))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch  # type: ignore[import-not-found, unused-ignore]
 
-from moechat.prefill.gpu.stored import Bytes, Layout, StoredMatrix
+from moechat.gpu_weights.stored import Bytes, Layout, StoredMatrix
 from moechat.prefill.gpu.transfer import Transfer
 
 SMALL_BYTES = 64 << 10

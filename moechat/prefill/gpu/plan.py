@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
+from moechat.gpu_weights.stored import ExpertStack, StoredMatrix, StoredWeights, total_bytes
 from moechat.prefill.gpu import register
 from moechat.prefill.gpu.parcel import Parcel
 from moechat.prefill.gpu.ring import LINEARS, Item, Ring
-from moechat.prefill.gpu.stored import ExpertStack, StoredMatrix, StoredWeights, total_bytes
 from moechat.prefill.gpu.transfer import Transfer
 
 

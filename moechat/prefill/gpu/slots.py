@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
+from moechat.gpu_weights.products import add_bias, rms_norm, tiled_product
 from moechat.models.spec import GroupedAttention, LatentAttention, ModelSpec
-from moechat.prefill.gpu.products import add_bias, rms_norm, tiled_product
 from moechat.prefill.gpu.rope import Angles, rotate
 from moechat.prefill.gpu.source import LayerSource, needed
 

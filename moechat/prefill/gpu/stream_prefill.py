@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from moechat import _native
 from moechat.errors import NonFiniteLogits
+from moechat.gpu_weights.products import product, rms_norm, softcap, tile_rows, tiles
 from moechat.kv.cache import KVCache
 from moechat.models.spec import ModelSpec
 from moechat.prefill.cpu import LayerOutput
@@ -25,8 +26,7 @@ from moechat.prefill.gpu.exchange import Exchange
 from moechat.prefill.gpu.lane import Lane, LaneOutput
 from moechat.prefill.gpu.lanes import current, run_lanes, zigzag
 from moechat.prefill.gpu.prefix import Prefix, read_prefix
-from moechat.prefill.gpu.products import product, rms_norm, softcap, tile_rows, tiles
-from moechat.prefill.gpu.source import LayerSource, needed
+from moechat.prefill.gpu.source import LayerSource, needed_dense
 
 _HOST = torch.device("cpu")
 
@@ -125,7 +125,7 @@ class StreamPrefill:
         with current(source.device):
             head = source.matrix("head")
         if head is None:
-            head = needed(source, "embedding").to(source.dtype)
+            head = needed_dense(source, "embedding").to(source.dtype)
         out = np.empty((len(self._tokens) - first, spec.vocab_size), np.float32)
         norm = source.vector("final_norm")
         with current(source.device), torch.inference_mode():

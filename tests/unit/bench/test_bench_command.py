@@ -94,6 +94,14 @@ def test_mini_is_measured():
     assert report["machine"]["usable_cpus"] > 0 and report["versions"]["moechat"]
 
 
+def test_prompts_may_be_read_by_another_device():
+    pytest.importorskip("torch", reason="torch is not installed: pip install 'moechat[gpu]'")
+    settings = ModelSettings(repetitions=1, max_context=64, threads=2, device="torch-cpu")
+    report = measure_model("mini", settings, silent)
+    assert report["prefill_device"] == "torch-cpu"
+    assert "prompts read by torch-cpu" in facts(report)[0]
+
+
 @pytest.mark.parametrize(("name", "layers"), [("deepseek-v3", 2), ("gpt-oss-20b", 4)])
 def test_a_synthetic_model_is_measured_and_extrapolated(tiny_registry, name, layers, capsys):
     settings = ModelSettings(repetitions=2, max_context=128, threads=2, layers=layers)

@@ -12,26 +12,29 @@ SURFACE = {
     "run": "model prompt --temperature --top-k --top-p --min-p --repetition-penalty "
     "--presence-penalty --seed --stop --max-tokens --system --system-file "
     "--think --no-think --reasoning-effort --ctx --threads --resident "
+    "--device --gpu-memory --gpu-prefill-tokens --gpu-decode "
     "--compute --kv --kv-budget --speculate --plain --stats --no-history --batch --concurrency "
     "--debug",
     "batch": "file --model --concurrency --temperature --top-k --top-p --min-p "
     "--repetition-penalty --presence-penalty --seed --stop --max-tokens --system --system-file "
     "--think --no-think --reasoning-effort --ctx --threads --resident "
-    "--compute --kv --kv-budget --speculate --stats --debug",
+    "--device --gpu-memory --gpu-prefill-tokens "
+    "--gpu-decode --compute --kv --kv-budget --speculate --stats --debug",
     "list": "--json --debug",
     "show": "model --json --debug",
+    "doctor": "--json --debug",
     "quantize": "source target --to --json --debug",
     "bench": "--synthetic --layers --experts --format --threads --repetitions --max-context "
     "--plot --json --debug",
-    "bench model": "model --threads --repetitions --max-context --plot --json --debug",
+    "bench model": "model --threads --repetitions --max-context --device --plot --json --debug",
     "bench kernels": "--format --shape --threads --batch --experts-hit --experts --bursts --isa "
     "--plot --json --debug",
     "eval": "",
-    "eval ppl": "model file --window --limit --threads --json --debug",
-    "eval needle": "model --lengths --depths --filler --seed --threads --json --debug",
-    "eval probe": "model --threads --json --debug",
+    "eval ppl": "model file --window --limit --threads --device --json --debug",
+    "eval needle": "model --lengths --depths --filler --seed --threads --device --json --debug",
+    "eval probe": "model --threads --device --json --debug",
     "eval kv": "model --text --policies --budgets --window --scored --windows --lengths --depths "
-    "--filler --seed --threads --plot --json --debug",
+    "--filler --seed --threads --device --plot --json --debug",
 }
 
 

@@ -135,7 +135,14 @@ def test_engine_flags_reach_the_engine(moechat):
         "kv": "native",
         "context_tokens": 256,
         "speculate": True,
+        "device": "auto",
+        "gpu_decode": "auto",
     }
+    moechat("run", "mini", "--device", "cuda:0,cuda:1", "--gpu-memory", "1.5GiB", "q")
+    assert moechat.engine.settings["device"] == "cuda:0,cuda:1"
+    assert moechat.engine.settings["gpu_memory_bytes"] == 3 << 29
+    moechat("run", "mini", "--gpu-prefill-tokens", "0", "q")
+    assert moechat.engine.settings["gpu_prefill_tokens"] == 0
     moechat("run", "mini", "q")
     assert moechat.engine.settings["speculate"] is False
 
@@ -143,6 +150,14 @@ def test_engine_flags_reach_the_engine(moechat):
 @pytest.mark.parametrize(
     ("flag", "value"),
     [
+        ("--device", "gpu"),
+        ("--device", "cuda:0,"),
+        ("--gpu-memory", "20"),
+        ("--gpu-memory", "0GB"),
+        ("--gpu-memory", "-1GB"),
+        ("--gpu-prefill-tokens", "-1"),
+        ("--gpu-decode", "yes"),
+        ("--gpu-prefill-tokens", "1e3"),
         ("--temperature", "-1"),
         ("--temperature", "nan"),
         ("--temperature", "hot"),

@@ -11,8 +11,8 @@ from stored_models import FOLDERS, bind, native_weights
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'moechat[gpu]'")
 from moechat import _native  # noqa: E402
-from moechat.prefill.gpu.decode import decode  # noqa: E402
-from moechat.prefill.gpu.stored import Layout, StoredWeights  # noqa: E402
+from moechat.gpu_weights.decode import decode  # noqa: E402
+from moechat.gpu_weights.stored import Layout, StoredWeights  # noqa: E402
 
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 DTYPES = (torch.float32, torch.bfloat16)

@@ -1,0 +1,88 @@
+"""The options that choose where prompts are read, shared by the verbs."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+import typer
+
+from moechat.engine.device_names import check_device
+from moechat.errors import BadParameter
+
+
+def _device(text: str) -> str:
+    try:
+        check_device(text)
+    except BadParameter as error:
+        raise typer.BadParameter(f"{text[:40]!a} is no device; allowed: {error.why}") from None
+    return text
+
+
+_UNIT_BYTES = {"MB": 10**6, "GB": 10**9, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def _memory(text: Any) -> int:
+    allowed = "a number with its unit, as 20GB or 24GiB"
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?) ?([MG]i?B)", str(text), re.ASCII)
+    num_bytes = int(float(match[1]) * _UNIT_BYTES[match[2]]) if match else 0
+    if num_bytes < 1:
+        raise typer.BadParameter(f"{str(text)[:40]!a} is no amount of memory; allowed: {allowed}")
+    return num_bytes
+
+
+def _tokens(text: Any) -> int:
+    allowed = "a whole number, 0 or more"
+    if not re.fullmatch(r"\d{1,9}", str(text), re.ASCII):
+        raise typer.BadParameter(f"{str(text)[:40]!a} is out of range; allowed: {allowed}")
+    return int(text)
+
+
+def _on_or_off(text: str) -> str:
+    if text not in ("auto", "on", "off"):
+        raise typer.BadParameter(f"{text[:40]!a} is not one of auto, on, off")
+    return text
+
+
+Device = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        parser=_device,
+        metavar="cpu|auto|cuda[:N,...]",
+        help="What reads long prompts: cpu; cuda, the first GPU; cuda:1; several, as cuda:0,cuda:1 "
+        "or cuda:all; or auto: a GPU that torch can use, unless the model is small. "
+        "It also takes part in writing answers: --gpu-decode.",
+    ),
+]
+GpuMemory = Annotated[
+    int | None,
+    typer.Option(
+        "--gpu-memory",
+        parser=_memory,
+        metavar="SIZE",
+        help="What may be taken of each GPU's memory, as 20GB. Default: what is free.",
+        show_default=False,
+    ),
+]
+GpuPrefillTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--gpu-prefill-tokens",
+        parser=_tokens,
+        metavar="N",
+        help="The GPU reads prompts of N new tokens or more; 0: all. Default: those that it reads "
+        "sooner, as far as that was measured.",
+        show_default=False,
+    ),
+]
+GpuDecode = Annotated[
+    str,
+    typer.Option(
+        "--gpu-decode",
+        parser=_on_or_off,
+        metavar="auto|on|off",
+        help="Whether the first GPU takes part in writing answers: all but the routed experts is "
+        "computed there. auto: where it has room for it.",
+    ),
+]

@@ -1,0 +1,49 @@
+"""The torch devices that a device's name means on this machine."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+from moechat.errors import BadParameter, DeviceUnavailable
+
+_INSTALL = "Install it: pip install 'moechat[gpu]'"
+
+
+def torch_devices(device: str) -> Sequence[str]:
+    """torch's names of the devices that ``device`` means. Imports torch; DeviceUnavailable."""
+    if device.startswith("torch-cpu"):
+        count = int(device.partition(":")[2] or 1)
+        _import_torch()
+        return ["cpu"] * count
+    torch = _import_torch()
+    if not torch.cuda.is_available():
+        raise DeviceUnavailable(
+            "there is no GPU that torch can use",
+            "torch was built without CUDA"
+            if torch.version.cuda is None
+            else "the driver is missing, too old, or shows no device",
+            "--device cpu works without it",
+        )
+    count = torch.cuda.device_count()
+    if device == "cuda:all":
+        return [f"cuda:{number}" for number in range(count)]
+    names = ["cuda:0"] if device in ("auto", "cuda") else device.split(",")
+    for name in names:
+        if int(name.partition(":")[2]) >= count:
+            raise DeviceUnavailable(
+                f"there is no {name}", f"this machine has {count}, counted from cuda:0"
+            )
+    if len(set(names)) < len(names):
+        raise BadParameter(f"device {device[:40]!a} names one twice")
+    return names
+
+
+def _import_torch() -> Any:
+    try:
+        return importlib.import_module("torch")
+    except ImportError as error:
+        raise DeviceUnavailable(
+            "a GPU cannot be used without torch", str(error), _INSTALL
+        ) from None

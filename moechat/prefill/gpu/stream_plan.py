@@ -1,0 +1,72 @@
+"""How a GPU's memory is shared between the weights that stream through it and the prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch  # type: ignore[import-not-found, unused-ignore]
+
+from moechat.errors import DoesNotFit
+from moechat.gpu_weights.stored import StoredWeights
+from moechat.models.spec import BoundTensor, LatentAttention, ModelSpec
+from moechat.prefill.gpu import budget
+from moechat.prefill.gpu.plan import StreamSettings
+
+RESERVE_BYTES = 1 << 30  # of a GPU, for the driver, libraries and whatever shows the screen
+LEAST_TOKENS = 256
+_DTYPES = {"bf16": torch.bfloat16, "exact": torch.float32}
+
+
+def free_memory_bytes(devices: Sequence[str]) -> int | None:
+    """What may be taken of each device: what is free of the fullest, less a reserve.
+
+    None: without a limit, as of torch's CPU device.
+    """
+    free = [torch.cuda.mem_get_info(name)[0] for name in devices if name != "cpu"]
+    return max(0, min(free) - RESERVE_BYTES) if free else None
+
+
+def plan_stream(
+    spec: ModelSpec,
+    tensors: Sequence[BoundTensor],
+    devices: Sequence[str],
+    *,
+    compute: str,
+    memory_bytes: int | None,
+    context_tokens: int,
+    chunk_tokens: int,
+) -> tuple[int | None, StreamSettings]:
+    """The longest span and the settings of the stream, with ``memory_bytes`` of each device.
+
+    None: what is free. A span's activations get half of it at most: longer prompts are read in
+    parts. Raises DoesNotFit.
+    """
+    if memory_bytes is None:
+        memory_bytes = free_memory_bytes(devices)
+    if memory_bytes is None:
+        return None, StreamSettings()
+    weights, dtype = StoredWeights.of(tensors), _DTYPES[compute]
+    num_tokens = context_tokens
+    while True:
+        needed = _activation_bytes(spec, num_tokens, chunk_tokens)
+        few = num_tokens <= LEAST_TOKENS
+        if few or needed <= memory_bytes // 2:
+            try:
+                settings = budget.fit_settings(
+                    weights, dtype, max(0, memory_bytes - needed), num_layers=spec.num_layers
+                )
+                return num_tokens, settings
+            except DoesNotFit:
+                if few:
+                    raise
+        num_tokens = max(LEAST_TOKENS, num_tokens // 2)
+
+
+def _activation_bytes(spec: ModelSpec, num_tokens: int, chunk_tokens: int) -> int:
+    exact = getattr(budget, "activation_bytes", None)
+    if exact is not None:
+        return int(exact(spec, num_tokens, chunk_tokens))
+    attention = spec.attention
+    width = attention.v_dim if isinstance(attention, LatentAttention) else attention.head_dim
+    wide = 4 * spec.num_heads * width * 3
+    return num_tokens * (14 * spec.hidden_size + wide) + min(num_tokens, chunk_tokens) * wide * 2

@@ -1,0 +1,99 @@
+"""Which device reads prompts: names, what is missing, and what "auto" makes of it. No torch."""
+
+from __future__ import annotations
+
+import importlib
+import types
+
+import pytest
+from oracles import MINI
+
+from moechat.engine import device_names, devices, gpus
+from moechat.engine import engine as engine_module
+from moechat.errors import BadParameter, DeviceUnavailable
+
+
+def fake_torch(monkeypatch, *, count, built=True):
+    """importlib finds this torch; None: it finds none."""
+    torch = types.SimpleNamespace(
+        cuda=types.SimpleNamespace(is_available=lambda: bool(count), device_count=lambda: count),
+        version=types.SimpleNamespace(cuda="13.0" if built else None),
+    )
+    real = importlib.import_module
+
+    def find(name, *more):
+        if name != "torch":
+            return real(name, *more)
+        if count is None:
+            raise ImportError("No module named 'torch'")
+        return torch
+
+    monkeypatch.setattr(importlib, "import_module", find)
+
+
+@pytest.mark.parametrize(
+    "device",
+    ["", "gpu", "cuda:", "cuda:0,", "cuda:0;cuda:1", "cpu,cuda:0", "cuda:all,cuda:0", "\n"],
+)
+def test_other_names_are_refused(device, open_engine):
+    with pytest.raises(BadParameter, match="device cannot be"):
+        open_engine(MINI, device=device)
+
+
+@pytest.mark.parametrize(
+    ("device", "names"),
+    [
+        ("auto", ["cuda:0"]),
+        ("cuda", ["cuda:0"]),
+        ("cuda:1", ["cuda:1"]),
+        ("cuda:1,cuda:0", ["cuda:1", "cuda:0"]),
+        ("cuda:all", ["cuda:0", "cuda:1"]),
+    ],
+)
+def test_names_of_devices(device, names, monkeypatch):
+    fake_torch(monkeypatch, count=2)
+    assert devices.torch_devices(device) == names
+
+
+def test_what_is_missing_is_named(monkeypatch):
+    for count, built, text in (
+        (None, True, r"without torch.*pip install 'moechat\[gpu\]'"),
+        (0, False, "without CUDA"),
+        (0, True, "driver"),
+    ):
+        with monkeypatch.context() as patch:
+            fake_torch(patch, count=count, built=built)
+            with pytest.raises(DeviceUnavailable, match=text):
+                devices.torch_devices("cuda")
+    fake_torch(monkeypatch, count=1)
+    with pytest.raises(DeviceUnavailable, match="no cuda:1: this machine has 1"):
+        devices.torch_devices("cuda:0,cuda:1")
+    with pytest.raises(BadParameter, match="twice"):
+        devices.torch_devices("cuda:0,cuda:0")
+
+
+def test_auto_is_the_cpu_where_no_gpu_is(open_engine, monkeypatch):
+    monkeypatch.setattr(device_names, "has_gpu_file", lambda: False)
+    monkeypatch.setattr(engine_module, "open_gpus", None)
+    engine = open_engine(MINI, device="auto")
+    assert engine.prefill_choice.gpu is None and engine.notice == ""
+
+
+def test_auto_tells_why_a_gpu_is_not_used(open_engine, monkeypatch):
+    monkeypatch.setattr(device_names, "has_gpu_file", lambda: True)
+    fake_torch(monkeypatch, count=0, built=False)
+    engine = open_engine(MINI, device="auto")  # small: the CPU's anyway
+    assert engine.prefill_choice.gpu is None and engine.notice == ""
+    monkeypatch.setattr(gpus, "SMALL_MODEL_BYTES", 0)
+    engine = open_engine(MINI, device="auto")
+    assert engine.prefill_choice.gpu is None
+    assert "read by the CPU: there is no GPU" in engine.notice
+
+
+def test_numbers_out_of_range_are_refused(open_engine):
+    with pytest.raises(BadParameter, match="gpu_prefill_tokens cannot be -1"):
+        open_engine(MINI, gpu_prefill_tokens=-1)
+    with pytest.raises(BadParameter, match="gpu_decode cannot be 'on'"):
+        open_engine(MINI, gpu_decode="on")
+    with pytest.raises(BadParameter, match="gpu_memory_bytes cannot be 0"):
+        open_engine(MINI, gpu_memory_bytes=0)
