@@ -98,7 +98,7 @@ class Lane:
         else:
             table = needed_dense(self.source, "embedding")
             x_tD = table.index_select(0, torch.from_numpy(own).to(table.device)).float()
-        self.x_tD = x_tD * self._spec.embedding_scale
+        self.x_tD = x_tD.mul_(self._spec.embedding_scale)
 
     def start_from(self, hidden_TD: NDArray[np.float32]) -> None:
         """The residual stream between layers, of all tokens."""
