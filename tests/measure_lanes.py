@@ -15,6 +15,7 @@ import itertools
 import re
 import statistics
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from moechat.bench.synthetic.folder import write_model
 from moechat.bench.synthetic.tensors import Recipe
 from moechat.engine.model_files import find_model_files
 from moechat.kv.cache import KVCache
+from moechat.prefill.gpu import lane as lane_module
 from moechat.prefill.gpu.exchange import Exchange, mark
 from moechat.prefill.gpu.lanes import run_lanes
 from moechat.prefill.gpu.plan import StreamSettings
@@ -83,7 +85,8 @@ def exchange_rates(devices: Devices, size: int, peer_access: bool) -> list[float
 
         def task(lane: int) -> None:
             exchange.offer(lane, "x", made[lane])
-            exchange.fetch(lane, 1 - lane, "x", slice(0, size), there[lane])
+            done = exchange.fetch(lane, 1 - lane, "x", slice(0, size), there[lane])
+            exchange.arrived(lane, done)
 
         run_lanes([lambda: task(0), lambda: task(1)], exchange.stop)
         synchronise(devices)
@@ -191,6 +194,7 @@ def one_pass(
         marks.append([timed_mark(device) for device in devices])
     synchronise(devices)
     seconds = time.perf_counter() - began
+    host = CLOCK.take()
     after = [source.statistics() for source in sources]
     between = [
         first[lane].elapsed_time(last[lane]) / 1000
@@ -204,7 +208,9 @@ def one_pass(
         "seconds": seconds,
         "layer_seconds": seconds / spec.num_layers,
         "middle_layer_seconds": statistics.median(between) if between else 0.0,
+        "first_return_seconds": returned[0],
         "last_return_seconds": returned[-1],
+        "host_layer_seconds": host,
         "link_gb_per_s": [size / seconds / 1e9 for size in copied],
         "copies_gb_per_s": [size / max(took, 1e-9) / 1e9 for size, took in zip(copied, copying)],
         "stall_seconds": [n.stall_seconds - w.stall_seconds for w, n in zip(before, after)],
@@ -219,6 +225,48 @@ def exchanged_bytes(spec: Any, num_tokens: int, lanes: int) -> int:
     each = 2 * spec.hidden_size + 2 * spec.kv_width + 12 * spec.moe.num_experts_per_token
     each += 4 * spec.hidden_size
     return num_tokens * (lanes - 1) * each
+
+
+class HostClock:
+    """Seconds that the lanes' threads take for a layer without what they wait for, by thread."""
+
+    def __init__(self) -> None:
+        self.busy: dict[int, list[float]] = {}
+        self.waited = threading.local()
+        self._wrap(lane_module, "group_tokens")
+        self._wrap(StreamedSource, "_take")
+        self._wrap(Exchange, "fetch")
+        run_layer = lane_module.Lane.run_layer
+
+        def timed(lane: Any, *given: Any) -> Any:
+            self.waited.seconds = 0.0
+            began = time.perf_counter()
+            output = run_layer(lane, *given)
+            busy = time.perf_counter() - began - self.waited.seconds
+            self.busy.setdefault(lane.number, []).append(busy)
+            return output
+
+        lane_module.Lane.run_layer = timed  # type: ignore[method-assign]
+
+    def _wrap(self, owner: Any, name: str) -> None:
+        inner = getattr(owner, name)
+
+        def timed(*given: Any, **named: Any) -> Any:
+            began = time.perf_counter()
+            result = inner(*given, **named)
+            self.waited.seconds = getattr(self.waited, "seconds", 0.0) + time.perf_counter() - began
+            return result
+
+        setattr(owner, name, timed)
+
+    def take(self) -> list[float]:
+        """The median of the layers since the last call, of each lane."""
+        found = [statistics.median(seconds) for _, seconds in sorted(self.busy.items())]
+        self.busy = {}
+        return found
+
+
+CLOCK = HostClock()
 
 
 def timed_mark(device: torch.device) -> Any:

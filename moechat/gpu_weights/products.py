@@ -83,12 +83,17 @@ def rms_norm(
     eps: float,
     dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
-    """[T, K] in ``dtype``; computed in float32, in tiles. None: x itself.
+    """[T, K] in ``dtype``; computed in float32, by a kernel or in tiles. None: x itself.
 
     Over spans of each row as long as ``weight``: a head, or the whole.
     """
     if weight is None:
         return x_TK
+    if gemm_kernels(x_TK.device.type) is not None and x_TK.stride(1) == 1:
+        from moechat.gpu_weights.triton_norm import norm  # imports triton
+
+        by_kernel: torch.Tensor = norm(x_TK, weight, eps, dtype)
+        return by_kernel
     out_TK = torch.empty(x_TK.shape, dtype=dtype, device=x_TK.device)
     # A reduction's order may depend on how many rows there are: the same tiles as the products'.
     for rows in tiles(len(x_TK), tile_rows(x_TK.device)):

@@ -30,19 +30,23 @@ def queued(monkeypatch: pytest.MonkeyPatch, *, peers: bool) -> QueuedCuda:
 
 @pytest.mark.parametrize("seed", range(150))
 @pytest.mark.parametrize("peers", [True, False])
+@pytest.mark.parametrize("fails", [False, True])
 def test_copies_come_after_their_source_and_before_its_memory_goes(
-    monkeypatch: pytest.MonkeyPatch, peers: bool, seed: int
+    monkeypatch: pytest.MonkeyPatch, peers: bool, seed: int, fails: bool
 ) -> None:
+    """``fails``: the lane does not come to use what it fetched."""
     cuda = queued(monkeypatch, peers=peers)
     exchange = Exchange(GPUS[:2])
     want = torch.arange(SIZE, dtype=torch.float32)
-    found = {}
+    found, memory = {}, []
     for layer in range(2):  # the second one reuses the buffers
         source, out = torch.zeros(SIZE), torch.zeros(SIZE)
         cuda.put(lambda out=out: out.fill_(-1), GPUS[1])  # what was there before
         cuda.put(lambda source=source, layer=layer: source.copy_values(want + layer), GPUS[0])
         exchange.offer(0, "x", source)
-        exchange.fetch(1, 0, "x", slice(3, None), out[3:])
+        done = exchange.fetch(1, 0, "x", slice(3, None), out[3:])
+        if not fails:
+            exchange.arrived(1, done)
 
         def look(out: torch.Tensor = out, layer: int = layer) -> None:
             found[layer] = out.clone()
@@ -51,8 +55,11 @@ def test_copies_come_after_their_source_and_before_its_memory_goes(
         exchange.end_layer()
         cuda.put(lambda source=source: source.fill_(-2), GPUS[0])  # the memory is another's
         cuda.put(lambda out=out: out.fill_(-3), GPUS[1])
+        memory += [(source, -2), (out, -3)]
     cuda.run(seed)
-    for layer in range(2):
+    for tensor, value in memory:
+        assert (tensor == value).all()
+    for layer in range(0 if fails else 2):
         assert torch.equal(found[layer][3:], want[3:] + layer)
         assert (found[layer][:3] == -1).all()
 

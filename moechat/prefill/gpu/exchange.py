@@ -26,7 +26,7 @@ class Route(Protocol):
     def copy(self, out: torch.Tensor, source: torch.Tensor, ready: Any) -> Any:
         """``source``, there from the mark ``ready`` on, to ``out``; both contiguous, of one type.
 
-        Later work of the reader's stream comes after it. Returns the mark of its end.
+        Returns the mark of its end, which the reader's stream does not wait for.
         """
 
 
@@ -53,14 +53,13 @@ class PeerAccess:
 
     def copy(self, out: torch.Tensor, source: torch.Tensor, ready: Any) -> Any:
         """As in Route."""
-        compute = _cuda.current_stream(self._target)
-        self._receive.wait_stream(compute)  # the memory of ``out`` was another tensor's before
+        # The memory of ``out`` was another tensor's before.
+        self._receive.wait_stream(_cuda.current_stream(self._target))
         self._send.wait_event(ready)
         with _cuda.stream(self._send), _cuda.stream(self._receive):
             out.copy_(source, non_blocking=True)
         done = _cuda.Event()
         done.record(self._receive)
-        compute.wait_event(done)
         return done
 
 
@@ -78,8 +77,7 @@ class ByHost:
 
     def copy(self, out: torch.Tensor, source: torch.Tensor, ready: Any) -> Any:
         """As in Route."""
-        compute = _cuda.current_stream(self._target)
-        self._receive.wait_stream(compute)
+        self._receive.wait_stream(_cuda.current_stream(self._target))
         self._send.wait_event(ready)
         target_bytes, source_bytes = _bytes(out), _bytes(source)
         for begin in range(0, len(target_bytes), self._piece_bytes):
@@ -96,7 +94,6 @@ class ByHost:
             emptied.record(self._receive)
         done = _cuda.Event()
         done.record(self._receive)
-        compute.wait_event(done)
         return done
 
     def _next_buffer(self) -> tuple[torch.Tensor, Any, Any]:
@@ -137,7 +134,7 @@ class Exchange:
         }
         self._changed = threading.Condition()
         self._offers: dict[tuple[int, str], tuple[torch.Tensor, Any]] = {}
-        self._read: dict[int, list[Any]] = {}  # by the lane that offered: ends of copies
+        self._copies: list[tuple[int, int, Any]] = []  # which lanes read which, and the end
         self._stopped = False
 
     def offer(self, lane: int, name: str, tensor: torch.Tensor) -> None:
@@ -147,10 +144,11 @@ class Exchange:
             self._offers[lane, name] = tensor, ready
             self._changed.notify_all()
 
-    def fetch(self, lane: int, source: int, name: str, rows: slice, out: torch.Tensor) -> None:
-        """``rows`` of what the lane ``source`` offers, to ``out`` on the device of ``lane``.
+    def fetch(self, lane: int, source: int, name: str, rows: slice, out: torch.Tensor) -> Any:
+        """Start to copy ``rows`` of what the lane ``source`` offers to ``out``, of ``lane``.
 
-        Waits until it is offered. Raises LaneStopped after stop().
+        The host waits until it is offered. Returns what arrived() takes; until then ``out`` is not
+        to be touched. Raises LaneStopped after stop().
         """
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or (source, name) in self._offers)
@@ -158,10 +156,16 @@ class Exchange:
                 raise LaneStopped("another lane of the prefill failed")
             tensor, ready = self._offers[source, name]
         if not len(out):
-            return
+            return None
         done = self._routes[source, lane].copy(out, tensor[rows], ready)
         with self._changed:
-            self._read.setdefault(source, []).append(done)
+            self._copies.append((lane, source, done))
+        return done
+
+    def arrived(self, lane: int, done: Any) -> None:
+        """Later work of the lane comes after the copy that fetch() started."""
+        if done is not None:
+            _cuda.current_stream(self._devices[lane]).wait_event(done)
 
     def stop(self) -> None:
         """Lanes that wait, or will, raise LaneStopped."""
@@ -170,13 +174,15 @@ class Exchange:
             self._changed.notify_all()
 
     def end_layer(self) -> None:
-        """No lane runs: forget the offers, once all copies of them are done on the device."""
-        for source, ends in self._read.items():
-            device = self._devices[source]
-            if device.type == "cuda":
-                for done in ends:  # before the memory becomes another tensor's
-                    _cuda.current_stream(device).wait_event(done)
-        self._offers, self._read = {}, {}
+        """No lane runs: forget the offers.
+
+        Before memory of either end of a copy becomes another tensor's, the copy ends on the device,
+        if its lane failed, too.
+        """
+        for *ends, done in self._copies:
+            for lane in ends:
+                self.arrived(lane, done)
+        self._offers, self._copies = {}, []
 
 
 def _route(source: torch.device, target: torch.device, peer_access: bool) -> Route:

@@ -85,7 +85,8 @@ def group_tokens(ids_TK: torch.Tensor, weights_TK: torch.Tensor, num_experts: in
     """Waits for the device once, for how many tokens each expert has."""
     flat = ids_TK.flatten()
     order = flat.argsort(stable=True)
-    counts = torch.bincount(flat, minlength=num_experts)
+    # Not bincount: it waits for the device itself.
+    counts = flat.new_zeros(num_experts).scatter_add_(0, flat, torch.ones_like(flat))
     begin = [0, *counts.cumsum(0).tolist()]
     places = torch.empty_like(order, dtype=torch.int32)
     places[order] = torch.arange(len(order), dtype=torch.int32, device=order.device)

@@ -16,6 +16,7 @@ Shapes: T all new tokens, t of the lane, D hidden, W elements of a slot, E exper
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
@@ -97,7 +98,7 @@ class Lane:
         else:
             table = needed_dense(self.source, "embedding")
             x_tD = table.index_select(0, torch.from_numpy(own).to(table.device)).float()
-        self.x_tD = x_tD * self._spec.embedding_scale
+        self.x_tD = x_tD.mul_(self._spec.embedding_scale)
 
     def start_from(self, hidden_TD: NDArray[np.float32]) -> None:
         """The residual stream between layers, of all tokens."""
@@ -192,21 +193,35 @@ class Lane:
         inputs_tD, shared_t, ids_tK, weights_tK = self._routed(role, moe)
         ids = self._host.start("ids", ids_tK.to(torch.int32)) if self.num_own else None
         inputs_TD, ids_TK, weights_TK = inputs_tD, ids_tK, weights_tK
-        if len(self._plan) > 1:
-            count = moe.num_experts_per_token
+        # Of several lanes the shared expert computes while the others' inputs come.
+        shared_tD = None if len(self._plan) == 1 else torch.zeros_like(self.x_tD)
+
+        def add_shared(out_tD: torch.Tensor) -> None:
+            if moe.shared_intermediate_size:
+                name = role + "shared."
+                add_mlp(spec, source, name, inputs_tD, shared_t, out_tD, self._chunk_tokens)
+
+        if shared_tD is not None:
+            count, out_tD = moe.num_experts_per_token, shared_tD
             ids_TK = self._gathered("ids", [ids_tK], count, torch.int64)
             weights_TK = self._gathered("weights", [weights_tK], count, torch.float32)
-            inputs_TD = self._gathered("inputs", [inputs_tD], spec.hidden_size, source.dtype)
+            inputs_TD = self._gathered(
+                "inputs",
+                [inputs_tD],
+                spec.hidden_size,
+                source.dtype,
+                lambda: add_shared(out_tD),
+            )
         grouped = group_tokens(ids_TK, weights_TK, moe.num_experts)
         branch_TD = self.x_tD.new_zeros((len(inputs_TD), spec.hidden_size))
         for group in source.expert_groups(layer):
             add_experts(spec, group, inputs_TD, grouped, branch_TD)
         del inputs_TD
+        if shared_tD is None:
+            add_shared(branch_TD)
+            return branch_TD, ids
         branch_tD = self._summed(branch_TD)
-        del branch_TD
-        if moe.shared_intermediate_size:
-            shared = role + "shared."
-            add_mlp(spec, source, shared, inputs_tD, shared_t, branch_tD, self._chunk_tokens)
+        branch_tD += shared_tD
         return branch_tD, ids
 
     def _routed(
@@ -243,45 +258,61 @@ class Lane:
         return inputs_tD, shared_t, ids_tK, weights_tK
 
     def _gathered(
-        self, name: str, own: list[torch.Tensor], width: int, dtype: torch.dtype
+        self,
+        name: str,
+        own: list[torch.Tensor],
+        width: int,
+        dtype: torch.dtype,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> torch.Tensor:
-        """[T, width] of all lanes' tokens, in the span's order. ``own``: parts of this lane's."""
+        """[T, width] of all lanes' tokens, in the span's order. ``own``: parts of this lane's.
+
+        ``meanwhile`` asks the device for work that it can do while the others' come.
+        """
         device = self.source.device
         own_tW = _joined(own) if own else torch.empty((0, width), dtype=dtype, device=device)
         own_tW = own_tW.contiguous()
         self._exchange.offer(self.number, name, own_tW)
         out_TW = torch.empty((self._num_tokens, width), dtype=dtype, device=device)
-        for lane in self._lanes_from_here():
-            for chunk in self._plan[lane]:
-                if lane == self.number:
-                    out_TW[chunk.span] = own_tW[chunk.own]
-                else:
-                    to = out_TW[chunk.span]
-                    self._exchange.fetch(self.number, lane, name, chunk.own, to)
+        coming = [
+            self._exchange.fetch(self.number, lane, name, chunk.own, out_TW[chunk.span])
+            for lane in self._others()
+            for chunk in self._plan[lane]
+        ]
+        for chunk in self.chunks:
+            out_TW[chunk.span] = own_tW[chunk.own]
+        meanwhile()
+        for done in coming:
+            self._exchange.arrived(self.number, done)
         return out_TW
 
     def _summed(self, branch_TD: torch.Tensor) -> torch.Tensor:
         """What the experts of all lanes give the own tokens, in the order of the lanes [t, D]."""
-        if len(self._plan) == 1:
-            return branch_TD
         self._exchange.offer(self.number, "branch", branch_TD)
+        parts = [torch.empty_like(self.x_tD) for _ in self._plan[1:]]
+        coming = [
+            self._exchange.fetch(self.number, lane, "branch", chunk.span, part_tD[chunk.own])
+            for lane, part_tD in zip(self._others(), parts)
+            for chunk in self.chunks
+        ]
+        for done in coming:
+            self._exchange.arrived(self.number, done)
+        by_lane = dict(zip(self._others(), parts))
         sum_tD = torch.empty_like(self.x_tD)
         for chunk in self.chunks:
             for lane in range(len(self._plan)):
-                part_TD = branch_TD[chunk.span]
-                if lane != self.number:
-                    part_TD = torch.empty_like(part_TD)
-                    self._exchange.fetch(self.number, lane, "branch", chunk.span, part_TD)
+                own = lane == self.number
+                part_TD = branch_TD[chunk.span] if own else by_lane[lane][chunk.own]
                 if lane == 0:
                     sum_tD[chunk.own] = part_TD
                 else:
                     sum_tD[chunk.own] += part_TD
         return sum_tD
 
-    def _lanes_from_here(self) -> list[int]:
-        """All lanes, each lane beginning with itself, so that not all read the same one."""
+    def _others(self) -> list[int]:
+        """The other lanes, each lane beginning behind itself, so that not all read the same one."""
         count = len(self._plan)
-        return [(self.number + step) % count for step in range(count)]
+        return [(self.number + step) % count for step in range(1, count)]
 
 
 def _uploaded(slots_PW: torch.Tensor, device: torch.device) -> torch.Tensor:

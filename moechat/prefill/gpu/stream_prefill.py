@@ -175,8 +175,10 @@ class StreamPrefill:
         tasks: list[Callable[[], LaneOutput]] = [
             partial(lane.run_layer, layer, prefix, window) for lane in self._lanes
         ]
-        outputs = run_lanes(tasks, self._exchange.stop)
-        self._exchange.end_layer()
+        try:
+            outputs = run_lanes(tasks, self._exchange.stop)
+        finally:
+            self._exchange.end_layer()
         self._check(layer - 1)
         self._unchecked = outputs
         if layer == self._spec.num_layers - 1:

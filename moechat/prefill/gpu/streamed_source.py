@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch  # type: ignore[import-not-found, unused-ignore]
@@ -17,7 +18,8 @@ from numpy.typing import NDArray
 
 from moechat.gpu_weights.decode import decode, is_view, stays_stored, weight_of
 from moechat.gpu_weights.inputs import can_quantise
-from moechat.gpu_weights.stored import Layout, StoredWeights
+from moechat.gpu_weights.products import tiles
+from moechat.gpu_weights.stored import Layout, StoredMatrix, StoredWeights
 from moechat.gpu_weights.weight import Fp8Matrix, Weight
 from moechat.models.spec import BoundTensor, ModelSpec
 from moechat.prefill.gpu import register
@@ -30,6 +32,7 @@ from moechat.prefill.gpu.transfer import CpuTransfer, CudaPageLock, CudaTransfer
 
 # The CPU computes these in float32 in both modes, too.
 _FLOAT32_ROLES = ("router", "shared_gate")
+_GATHER_BYTES = 16 << 20  # of an embedding's rows at a time
 _DTYPES = {"bf16": torch.bfloat16, "w8a8": torch.bfloat16, "exact": torch.float32}
 
 
@@ -129,7 +132,8 @@ class StreamedSource:
     def rows(self, role: str, numbers: NDArray[np.int64]) -> torch.Tensor | None:
         """Rows of a matrix, float32 [n, inputs], without the rest of it: of an embedding.
 
-        As stored, so that float32 is exact. IndexError for numbers that are no rows.
+        As stored, so that float32 is exact; they are widened on the device. IndexError for numbers
+        that are no rows.
         """
         half = self._stored.roles.get(role)
         if half is None:
@@ -139,9 +143,30 @@ class StreamedSource:
             matrix = self.matrix(role)
             assert isinstance(matrix, torch.Tensor)
             return matrix[torch.from_numpy(numbers).to(self.device)].float()
-        chosen = stored.data.reshape(stored.layout.rows, -1)[numbers]
-        layout = dataclasses.replace(stored.layout, rows=len(numbers))
-        return decode(layout, self._upload(chosen.reshape(1, -1)), None, torch.float32)[0]
+        if len(numbers) and not 0 <= numbers.min() <= numbers.max() < stored.layout.rows:
+            raise IndexError(f"{role} has {stored.layout.rows} rows")
+        return self._gathered(stored, numbers)
+
+    def _gathered(self, stored: StoredMatrix, numbers: NDArray[np.int64]) -> torch.Tensor:
+        """Some rows by way of two page-locked buffers: one is copied while the other is filled."""
+        table = stored.data.reshape(stored.layout.rows, -1)
+        each = table.shape[1]
+        shape = len(numbers), stored.layout.cols
+        out = torch.empty(shape, dtype=torch.float32, device=self.device)
+        size = max(1, min(len(numbers), _GATHER_BYTES // each))
+        buffers = [self._transfer.host_buffer(size * each) for _ in range(2)]
+        copied: list[Any] = [None, None]
+        for number, rows in enumerate(tiles(len(numbers), size)):
+            turn, count = number % 2, rows.stop - rows.start
+            if copied[turn] is not None:
+                self._transfer.host_waits(copied[turn])
+            here = buffers[turn][: count * each].view(count, each)
+            np.take(table, numbers[rows], 0, here.numpy(), "clip")  # "raise" makes a copy
+            there = here.to(self.device, non_blocking=True).view(1, -1)
+            layout = dataclasses.replace(stored.layout, rows=count)
+            out[rows] = decode(layout, there, None, torch.float32)[0]
+            copied[turn] = self._transfer.compute_mark()
+        return out
 
     def expert_groups(self, layer: int) -> Iterator[ExpertGroup]:
         """As in LayerSource."""
