@@ -6,7 +6,7 @@ import os
 
 os.environ["TRITON_INTERPRET"] = "1"
 
-from triton.runtime import interpreter  # noqa: E402
+from triton.runtime import interpreter
 
 _patch_lang_tensor = interpreter._patch_lang_tensor
 
