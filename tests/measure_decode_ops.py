@@ -1,4 +1,4 @@
-"""Time and values of decode's kernels on a GPU, run by hand: ``python tests/measure_decode_ops.py``.
+"""Time and values of decode's kernels on a GPU: ``python tests/measure_decode_ops.py``.
 
 At DeepSeek-V3's shapes: each operation and the whole chain of a layer, in CUDA graphs, beside what
 plain torch gives for them; then the mailbox with a thread that answers at once, and with none.
@@ -214,7 +214,7 @@ def attention_values(layer: Layer, rows: int, slots: int) -> None:
         failures.append("rows attention")
 
 
-def timings(layers: list[Layer], rows: int, slots: int) -> None:
+def timings(layers: list[Layer], rows: int, slots: int, without: str) -> None:
     """Over distinct layers, so that weights come from memory and not from a cache."""
     step = Step(rows, slots, 7)
     query = torch.randn(rows, HEADS * 192, device=DEVICE)
@@ -252,6 +252,8 @@ def timings(layers: list[Layer], rows: int, slots: int) -> None:
         ),
     }
     for name, (unit, num_bytes) in units.items():
+        if without and without in name:
+            continue
         try:
             graph = graph_of(lambda unit=unit: [unit(layer) for layer in layers])
             spent = microseconds(graph, len(layers))
@@ -335,21 +337,25 @@ def giving_up(layer: Layer) -> None:
 def main() -> None:
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--layers", type=int, default=8)
+    arguments.add_argument("--without", default="", help="units of this word are left out")
     chosen = arguments.parse_args()
     print(torch.cuda.get_device_name(), torch.__version__, flush=True)
     layers = [Layer(seed) for seed in range(chosen.layers)]
     parts: list[Callable[[], None]] = []
     for rows in (1, 3, 8):
         parts.append(lambda rows=rows: values(layers[0], rows))
-    parts.append(lambda: attention_values(layers[0], 1, 1000))
-    parts.append(lambda: attention_values(layers[0], 3, 77))
-    parts.append(lambda: attention_values(layers[0], 2, 16000))
+    if chosen.without != "attention":
+        parts.append(lambda: attention_values(layers[0], 1, 1000))
+        parts.append(lambda: attention_values(layers[0], 3, 77))
+        parts.append(lambda: attention_values(layers[0], 2, 16000))
     for rows in (1, 2, 8):
         parts.append(lambda rows=rows: mailbox(layers, rows))
     parts.append(lambda: giving_up(layers[0]))
     for rows in (1, 2, 8):
         for slots in (1000, 16000):
-            parts.append(lambda rows=rows, slots=slots: timings(layers, rows, slots))
+            parts.append(
+                lambda rows=rows, slots=slots: timings(layers, rows, slots, chosen.without)
+            )
     for part in parts:
         begin = time.perf_counter()
         try:
