@@ -90,6 +90,13 @@ def latent_attention(
     nor rotated. ``kv_b`` [H * (nope + v), rank]. Absorbed (DeepSeek-V2 paper, section 2.1.2), all
     but the cache in float32.
     """
+    if _on_gpu(query_RX):
+        from moechat.decode.gpu import triton_latent
+
+        if triton_latent.fits(sizes, kv_b):
+            return triton_latent.latent_attention(
+                spec, sizes, query_RX, kv_RW, kv_norm, cos_RP, sin_RP, interleaved, kv_b, at
+            )
     return plain_ops.latent_attention(
         spec, sizes, query_RX, kv_RW, kv_norm, cos_RP, sin_RP, interleaved, kv_b, at
     )
