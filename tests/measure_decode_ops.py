@@ -181,6 +181,11 @@ def values(layer: Layer, rows: int) -> None:
         print(f"  first row bitwise the same alone: {same}")
         if not same:
             failures.append(f"rows {name}")
+    codes = torch.arange(256, dtype=torch.uint8, device=DEVICE)[:, None].repeat(1, 16)
+    every = Fp8Codes(codes, torch.full((2, 1), 0.5, device=DEVICE), (128, 128))
+    one = torch.eye(16, device=DEVICE)[:1]
+    got = ops.linear(one, every)[0].nan_to_num(-1e9)
+    check("all codes", got, (every.to_dense(torch.float32)[:, 0]).nan_to_num(-1e9), 0)
     x = torch.randn(rows, 2 * SHARED, generator=random, device=DEVICE)
     got = ops.linear(x, layer.down, gated=SPEC)
     check(f"gated down R={rows}", got, plain_ops.linear(x, layer.down, gated=SPEC), 1e-4)

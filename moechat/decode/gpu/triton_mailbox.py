@@ -27,7 +27,7 @@ _COPY_COLS = 512
 
 def _interpreted() -> bool:
     """Whether Triton's interpreter runs the kernels, which has no assembler and no timer."""
-    return bool(triton.knobs.runtime.interpret)
+    return not isinstance(_wait, triton.JITFunction)
 
 
 @triton.jit  # type: ignore[misc, untyped-decorator, unused-ignore]
@@ -246,7 +246,7 @@ def route_and_post(
     mailbox: Mailbox | None,
     norm: Norm | None,
 ) -> None:
-    """Routes if there are logits, into ``ids_Rk`` and ``weights_Rk``; posts if there is a mailbox."""
+    """Routes if there are logits, into ids and weights; posts if there is a mailbox."""
     rows, chosen = ids_Rk.shape
     route = logits_RE is not None and moe is not None
     group_size = moe.num_experts // moe.num_groups if moe else 1
