@@ -10,7 +10,7 @@ import pytest
 import torch
 from fp8_stand_in import Fp8Codes, random_fp8
 
-from moechat.decode.gpu import plain_ops, triton_latent, triton_linear, triton_mailbox
+from moechat.decode.gpu import ops, plain_ops, triton_latent, triton_linear, triton_mailbox
 from moechat.decode.gpu.mailbox import ABORTED, GAVE_UP, Mailbox
 from moechat.decode.gpu.weight_views import Norm, Slots, Weight
 from moechat.models.spec import LatentAttention, MoeSpec
@@ -232,3 +232,24 @@ def test_numbers_wrap_around() -> None:
     box.reply.copy_(box.request)
     triton_mailbox.wait(box, torch.ones(2, 300), torch.empty(2, 300))
     assert not box.error
+
+
+def test_operations_take_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they do on CUDA."""
+    monkeypatch.setattr(ops, "_on_gpu", lambda x: True)
+    monkeypatch.setattr(ops, "plain_ops", None)
+    monkeypatch.setattr(ops, "plain_mailbox", None)
+    random, box = random_generator(), a_mailbox()
+    x = torch.randn(2, 300, generator=random)
+    out = torch.empty(2, 24)
+    weight = random_fp8(24, 300, (128, 128), random)
+    norm = Norm(torch.ones(300), 1e-6)
+    assert ops.linear(x, weight, norm=norm, out=out) is out
+    near(out, plain_ops.linear(x, weight, norm=norm), 1e-6)
+    ids, _ = ops.route_and_post(MOES["groups"], out, None, x, box, norm=norm)
+    assert torch.equal(box.ids[:2], ids)
+    ops.post(x, *ops.route(MOES["groups"], out, None), box)
+    assert torch.equal(box.x[:2], x)
+    box.y.fill_(1.0)
+    box.reply.copy_(box.request)
+    assert torch.equal(ops.wait(box, x), x + 1)

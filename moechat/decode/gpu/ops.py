@@ -19,7 +19,7 @@ import torch  # type: ignore[import-not-found, unused-ignore]
 from moechat.decode.gpu import mailbox as plain_mailbox
 from moechat.decode.gpu import plain_ops
 from moechat.decode.gpu.mailbox import Mailbox
-from moechat.decode.gpu.weight_views import Fp8Weight, Norm, Slots, Weight
+from moechat.decode.gpu.weight_views import Fp8Weight, Norm, Slots, Weight, shape_of
 from moechat.models.spec import GroupedAttention, LatentAttention, ModelSpec, MoeSpec
 
 __all__ = [
@@ -66,6 +66,17 @@ def linear(
     Its factor of the row multiplies the sum, so what is rounded is x times the norm's weights.
     ``gated``: x is [R, 2 K], gate and up of an MLP; the input is activate(gated, gate, up).
     """
+    if _on_gpu(x_RK):
+        from moechat.decode.gpu import triton_linear
+
+        if triton_linear.fits(weight):
+            if out is None:
+                out = x_RK.new_empty((len(x_RK), shape_of(weight)[0]))
+            triton_linear.linear(
+                x_RK, weight, _counters(work, x_RK.device), out,
+                bias=bias, norm=norm, add=add, gated=gated, exact=exact,
+            )  # fmt: skip
+            return out
     result = plain_ops.linear(x_RK, weight, bias=bias, norm=norm, add=add, gated=gated, exact=exact)
     return result if out is None else out.copy_(result)
 

@@ -141,6 +141,8 @@ def _route_and_post(  # type: ignore[no-untyped-def]
     posts = False
     if POST:
         posts = (row < tl.load(num_rows)) & (tl.load(error) == 0)
+        if (row == 0) & (part == 0) & posts:
+            tl.store(request + 3 * _LINE_WORDS, tl.load(num_rows))
     if part == 0:
         place = tl.arange(0, BC)
         real = place < CHOSEN
@@ -173,9 +175,6 @@ def _route_and_post(  # type: ignore[no-untyped-def]
             if tl.load(error) == 0:
                 number = tl.load(sequence) + 1  # wraps around
                 tl.store(sequence, number)
-                tl.store(request + 3 * _LINE_WORDS, tl.load(num_rows))
-                _fence(INTERPRETED)
-                tl.debug_barrier()
                 tl.store(request, number)
 
 
