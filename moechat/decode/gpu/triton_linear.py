@@ -202,7 +202,8 @@ def linear(
         gated.activation_limit if gated else 0.0, gated.activation_alpha if gated else 0.0,
         FP8=stored.dtype == torch.uint8, EXACT=exact, NORM=norm is not None,
         BIAS=bias is not None, ADD=add is not None,
-        GATE=_GATES[gated.activation] if gated else 0, MOST_PARTS=int(triton.next_power_of_2(tiling.parts)),
+        GATE=_GATES[gated.activation] if gated else 0,
+        MOST_PARTS=int(triton.next_power_of_2(tiling.parts)),
         WHOLE=inputs % tiling.tile_inputs == 0 and tiling.part_inputs * tiling.parts == inputs,
         BN=tiling.tile_outputs, BK=tiling.tile_inputs, num_warps=4, num_stages=tiling.stages,
     )  # fmt: skip
