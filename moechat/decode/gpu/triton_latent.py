@@ -74,7 +74,7 @@ def _inputs(  # type: ignore[no-untyped-def]
             place = (first_row + weight_row) // block_rows * grid_cols
             place += column_tile * BC // block_cols
             x *= tl.load(scale + place, mask=d < nope, other=0.0)[None, :]
-            w = w.to(tl.float8e4nv, bitcast=True).to(tl.bfloat16)
+            w = w.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(tl.float32).to(tl.bfloat16)
         if w.dtype == tl.float32:
             absorbed = tl.dot(x, w, input_precision="ieee")
         else:

@@ -21,7 +21,8 @@ from moechat.models.spec import ModelSpec
 
 MAX_ROWS = 16
 _GATES = {"silu": 1, "gelu_tanh": 2, "swiglu_clamped": 3}
-_WANTED_PROGRAMS = 480  # some for each multiprocessor of the largest cards
+_WANTED_PROGRAMS = 264  # two for each multiprocessor of the largest cards
+_MOST_PARTS = 16
 _LEAST_PART = 512  # inputs
 
 
@@ -83,7 +84,8 @@ def _linear(  # type: ignore[no-untyped-def]
             square += value * value
             value *= tl.load(norm + k, mask=k < inputs, other=0.0)[None, :]
         if FP8:
-            w = w.to(tl.float8e4nv, bitcast=True).to(tl.bfloat16)
+            # By way of float16 and float32: for the straight way there are no packed instructions.
+            w = w.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(tl.float32).to(tl.bfloat16)
         if w.dtype == tl.float32:
             product = tl.dot(value, tl.trans(w), input_precision="ieee")
         elif EXACT:
@@ -143,9 +145,11 @@ def _tiling(outputs: int, inputs: int, element_bytes: int, block_cols: int, exac
     tile_inputs = 128 if element_bytes < 4 else 32
     while tile_inputs > block_cols or tile_inputs > max(16, inputs):
         tile_inputs //= 2
-    tile_outputs = 64 if outputs >= 1024 and not exact and element_bytes < 4 else 16
+    tile_outputs = 16
+    if outputs >= 1024 and not exact and element_bytes < 4:
+        tile_outputs = 128 if element_bytes == 1 else 64
     tiles = -(-outputs // tile_outputs)
-    parts = max(1, min(_WANTED_PROGRAMS // tiles, inputs // _LEAST_PART))
+    parts = max(1, min(_WANTED_PROGRAMS // tiles, inputs // _LEAST_PART, _MOST_PARTS))
     part_inputs = -(-inputs // parts // tile_inputs) * tile_inputs
     return _Tiling(
         tile_outputs, tile_inputs, -(-inputs // part_inputs), part_inputs,
