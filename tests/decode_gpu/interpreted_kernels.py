@@ -13,13 +13,14 @@ from fp8_stand_in import Fp8Codes, random_fp8
 from moechat.decode.gpu import ops, plain_ops, triton_latent, triton_linear, triton_mailbox
 from moechat.decode.gpu.mailbox import ABORTED, GAVE_UP, Mailbox
 from moechat.decode.gpu.weight_views import Norm, Slots, Weight
-from moechat.models.spec import LatentAttention, MoeSpec
+from moechat.models.spec import GroupedAttention, LatentAttention, MoeSpec
 
 
 class Spec:
     num_heads = 6
     softmax_scale = 0.1
     attention_softcap = 0.0
+    rms_norm_eps = 1e-6
     activation = "silu"
     activation_limit = 1.0
     activation_alpha = 1.7
@@ -119,6 +120,36 @@ def test_latent_attention(
     got, new = triton_latent.latent_attention(Spec(), sizes, query, kv, *arguments, at)
     written = cache.clone()
     want, want_new = plain_ops.latent_attention(Spec(), sizes, query, kv, *arguments, at)
+    near(got, want, limit)
+    assert torch.equal(cache, written)
+    assert torch.equal(new, want_new)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sinks", "limit"), [(torch.bfloat16, True, 8e-3), (torch.float32, False, 1e-6)]
+)
+def test_grouped_attention(
+    dtype: torch.dtype, sinks: bool, limit: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = random_generator()
+    monkeypatch.setattr(ops, "_on_gpu", lambda x: True)
+    sizes = GroupedAttention(num_kv_heads=2, head_dim=24, clip=1.5)
+    if not sinks:
+        monkeypatch.setattr(Spec, "attention_softcap", 3.0)
+    slots = 1100
+    cache = torch.randn(4, slots + 8, 96, generator=random).to(dtype)
+    slab, begin = torch.tensor([2, 0, 3]), torch.tensor([0, 5, 0])
+    own = torch.tensor([slots, 20, 0])
+    at = Slots(cache, *(numbers.to(torch.int32) for numbers in (slab, begin, own)))
+    q, k, v = (torch.randn(3, size, generator=random) for size in (144, 48, 48))
+    angle = torch.rand(3, 8, generator=random) * 6
+    arguments = (
+        Spec(), sizes, q, k, v, torch.rand(24, generator=random), None,
+        torch.randn(6, generator=random) if sinks else None, angle.cos(), angle.sin(), False, at,
+    )  # fmt: skip
+    got, new = ops.grouped_attention(*arguments)
+    written = cache.clone()
+    want, want_new = plain_ops.grouped_attention(*arguments)
     near(got, want, limit)
     assert torch.equal(cache, written)
     assert torch.equal(new, want_new)

@@ -133,6 +133,15 @@ def grouped_attention(
 
     Biases are in q, k and v already; norms are None where the model has none.
     """
+    if _on_gpu(q_RX):
+        from moechat.decode.gpu import triton_grouped
+
+        q_RHd, slot_RW = plain_ops.grouped_inputs(
+            spec, sizes, q_RX, k_RX, v_RX, q_norm, k_norm, cos_RP, sin_RP, interleaved
+        )
+        slot_RW = slot_RW.to(at.slots_SCW.dtype)
+        at.slots_SCW[at.slab_R.long(), at.own_R.long()] = slot_RW
+        return triton_grouped.attend(spec, sizes, q_RHd.contiguous(), sinks_H, at), slot_RW
     return plain_ops.grouped_attention(
         spec, sizes, q_RX, k_RX, v_RX, q_norm, k_norm, sinks_H, cos_RP, sin_RP, interleaved, at
     )
