@@ -15,7 +15,6 @@ import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 from moechat.decode.gpu import triton_linear
-from moechat.decode.gpu.triton_linear import split_dot
 from moechat.decode.gpu.weight_views import Slots, Weight
 from moechat.models.spec import LatentAttention, ModelSpec
 
@@ -27,11 +26,11 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit  # type: ignore[misc, untyped-decorator, unused-ignore]
 def _rotated(  # type: ignore[no-untyped-def]
-    source, cos, sin, target, pairs, INTERLEAVED: tl.constexpr, BP: tl.constexpr
+    source, cos, sin, target, real, pairs, INTERLEAVED: tl.constexpr, BP: tl.constexpr
 ):
-    """target[:2 * pairs] = source[:2 * pairs], rotated."""
-    pair = tl.arange(0, BP)
-    real = pair < pairs
+    """target[:2 * pairs] = source[:2 * pairs], rotated, of all rows [n, 1] that are real."""
+    pair = tl.arange(0, BP)[None, :]
+    real = real & (pair < pairs)
     if INTERLEAVED:
         one, two = 2 * pair, 2 * pair + 1
     else:
@@ -42,6 +41,40 @@ def _rotated(  # type: ignore[no-untyped-def]
     s = tl.load(sin + pair, mask=real, other=0.0)
     tl.store(target + one, (first * c - second * s).to(target.dtype.element_ty), mask=real)
     tl.store(target + two, (first * s + second * c).to(target.dtype.element_ty), mask=real)
+
+
+@triton.jit  # type: ignore[misc, untyped-decorator, unused-ignore]
+def _absorb(  # type: ignore[no-untyped-def]
+    query, query_stride, weight, scale, target, target_stride, head, column_tile,
+    rows, nope, value_width, rank, weight_stride, first_row, block_rows, block_cols, grid_cols,
+    FP8: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """A tile of columns of one head's queries in latent space."""
+    row = tl.arange(0, 16)[:, None]
+    c = column_tile * BC + tl.arange(0, BC)
+    absorbed = tl.zeros((16, BC), tl.float32)
+    for first in range(0, nope, BN):
+        d = first + tl.arange(0, BN)
+        weight_row = head * (nope + value_width) + d
+        w = tl.load(
+            weight + weight_row.to(tl.int64)[:, None] * weight_stride + c[None, :],
+            mask=(d < nope)[:, None] & (c < rank)[None, :], other=0,
+        )  # fmt: skip
+        x = tl.load(
+            query + row * query_stride + d[None, :],
+            mask=(row < rows) & (d < nope)[None, :], other=0.0,
+        )  # fmt: skip
+        if FP8:
+            place = (first_row + weight_row) // block_rows * grid_cols
+            place += column_tile * BC // block_cols
+            x *= tl.load(scale + place, mask=d < nope, other=0.0)[None, :]
+            w = w.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(tl.float32).to(tl.bfloat16)
+        if w.dtype == tl.float32:
+            absorbed += tl.dot(x, w, input_precision="ieee")
+        else:
+            absorbed += triton_linear.split_dot(x, w)
+    there = target + row * target_stride + c[None, :]
+    tl.store(there, absorbed, mask=(row < rows) & (c < rank)[None, :])
 
 
 @triton.jit(do_not_specialize=["rows"])  # type: ignore[misc, untyped-decorator, unused-ignore]
@@ -57,52 +90,34 @@ def _inputs(  # type: ignore[no-untyped-def]
     pairs = rope // 2
     if program < heads * COLUMN_TILES:
         head, column_tile = program // COLUMN_TILES, program % COLUMN_TILES
-        row = tl.arange(0, 16)[:, None]
-        d = tl.arange(0, BN)
-        c = column_tile * BC + tl.arange(0, BC)
-        weight_row = head * (nope + value_width) + d
-        w = tl.load(
-            weight + weight_row.to(tl.int64)[:, None] * weight_stride + c[None, :],
-            mask=(d < nope)[:, None] & (c < rank)[None, :], other=0,
-        )  # fmt: skip
         query_of_head = query + head * (nope + rope)
-        x = tl.load(
-            query_of_head + row * query_stride + d[None, :],
-            mask=(row < rows) & (d < nope)[None, :], other=0.0,
+        target = latent_query + head * width
+        _absorb(
+            query_of_head, query_stride, weight, scale, target, heads * width, head, column_tile,
+            rows, nope, value_width, rank, weight_stride, first_row, block_rows, block_cols,
+            grid_cols, FP8, BN, BC,
         )  # fmt: skip
-        if FP8:
-            place = (first_row + weight_row) // block_rows * grid_cols
-            place += column_tile * BC // block_cols
-            x *= tl.load(scale + place, mask=d < nope, other=0.0)[None, :]
-            w = w.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(tl.float32).to(tl.bfloat16)
-        if w.dtype == tl.float32:
-            absorbed = tl.dot(x, w, input_precision="ieee")
-        else:
-            absorbed = split_dot(x, w)
-        target = latent_query + (row * heads + head) * width
-        tl.store(target + c[None, :], absorbed, mask=(row < rows) & (c < rank)[None, :])
         if column_tile == 0:
-            for r in range(rows):
-                _rotated(
-                    query_of_head + r * query_stride + nope, cos + r * pairs, sin + r * pairs,
-                    latent_query + (r * heads + head) * width + rank, pairs, INTERLEAVED, BP,
-                )  # fmt: skip
+            row = tl.arange(0, 16)[:, None]
+            _rotated(
+                query_of_head + nope + row * query_stride, cos + row * pairs, sin + row * pairs,
+                target + rank + row * heads * width, row < rows, pairs, INTERLEAVED, BP,
+            )  # fmt: skip
     else:
         slot_row = program - heads * COLUMN_TILES
-        element = tl.arange(0, BR)
-        latent = tl.load(kv + slot_row * kv_stride + element, mask=element < rank, other=0.0)
+        c = tl.arange(0, BR)
+        latent = tl.load(kv + slot_row * kv_stride + c, mask=c < rank, other=0.0)
         factor = tl.rsqrt(tl.sum(latent * latent, 0) / rank + eps)
-        latent = latent * factor * tl.load(kv_norm + element, mask=element < rank, other=0.0)
+        latent = latent * factor * tl.load(kv_norm + c, mask=c < rank, other=0.0)
         slot = tl.load(slab + slot_row).to(tl.int64) * slots_of_slab + tl.load(own + slot_row)
         kept = slots + slot * width
         rounded = latent.to(slots.dtype.element_ty)
-        tl.store(kept + element, rounded, mask=element < rank)
-        tl.store(new_slots + slot_row * width + element, rounded, mask=element < rank)
-        key, by = kv + slot_row * kv_stride + rank, slot_row * pairs
-        _rotated(key, cos + by, sin + by, kept + rank, pairs, INTERLEAVED, BP)
-        _rotated(
-            key, cos + by, sin + by, new_slots + slot_row * width + rank, pairs, INTERLEAVED, BP
-        )
+        tl.store(kept + c, rounded, mask=c < rank)
+        tl.store(new_slots + slot_row * width + c, rounded, mask=c < rank)
+        key, new_key = kv + slot_row * kv_stride + rank, new_slots + slot_row * width + rank
+        by, real = slot_row * pairs, slot_row < rows
+        _rotated(key, cos + by, sin + by, kept + rank, real, pairs, INTERLEAVED, BP)
+        _rotated(key, cos + by, sin + by, new_key, real, pairs, INTERLEAVED, BP)
 
 
 @triton.jit  # type: ignore[misc, untyped-decorator, unused-ignore]
@@ -253,7 +268,7 @@ def latent_attention(
         latent_query, new_slots, rows, heads, nope, rope, value_width, rank, slots_SCW.shape[1],
         query_RX.stride(0), kv_RW.stride(0), stored.stride(0), first_row, *block, grid_cols,
         sizes.norm_eps, FP8=fp8, INTERLEAVED=interleaved, COLUMN_TILES=column_tiles,
-        BN=_power_of_two(nope), BC=tile_columns, BP=_power_of_two(rope // 2), BR=columns,
+        BN=min(64, _power_of_two(nope)), BC=tile_columns, BP=_power_of_two(rope // 2), BR=columns,
         num_warps=4,
     )  # fmt: skip
     sums = torch.empty((rows, heads, _PARTS, rank), device=device)
