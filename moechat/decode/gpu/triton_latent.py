@@ -21,6 +21,7 @@ from moechat.models.spec import LatentAttention, ModelSpec
 _PARTS = 32
 _TILE_SLOTS = 32
 _TILE_HEADS = 32
+_LEAST_TILES = tl.constexpr(2)  # of a part: reading the queries has to pay
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -74,7 +75,7 @@ def _absorb(  # type: ignore[no-untyped-def]
         else:
             absorbed += triton_linear.split_dot(x, w)
     there = target + row * target_stride + c[None, :]
-    tl.store(there, absorbed, mask=(row < rows) & (c < rank)[None, :])
+    tl.store(there, absorbed.to(target.dtype.element_ty), mask=(row < rows) & (c < rank)[None, :])
 
 
 @triton.jit(do_not_specialize=["rows"])  # type: ignore[misc, untyped-decorator, unused-ignore]
@@ -121,6 +122,11 @@ def _inputs(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[misc, untyped-decorator, unused-ignore]
+def _tiles_of_part(seen, TILE_SLOTS: tl.constexpr, PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
+    return tl.maximum(tl.cdiv(tl.cdiv(seen, TILE_SLOTS), PARTS), _LEAST_TILES)
+
+
+@triton.jit  # type: ignore[misc, untyped-decorator, unused-ignore]
 def _attend(  # type: ignore[no-untyped-def]
     latent_query, slots, slab, begin, own, sums, statistics,
     heads, rank, rope, slots_of_slab, softmax_scale, softcap,
@@ -131,7 +137,7 @@ def _attend(  # type: ignore[no-untyped-def]
     width = rank + rope
     first = tl.load(begin + row)
     seen = tl.load(own + row) + 1 - first
-    tiles_of_part = tl.cdiv(tl.cdiv(seen, BN), PARTS)
+    tiles_of_part = _tiles_of_part(seen, BN, PARTS)
     start = part * tiles_of_part * BN
     if start < seen:
         h = tl.program_id(0) * BH + tl.arange(0, BH)
@@ -142,7 +148,6 @@ def _attend(  # type: ignore[no-untyped-def]
             query + rank + p[None, :], mask=(h < heads)[:, None] & (p < rope)[None, :], other=0.0
         )
         kind = slots.dtype.element_ty
-        q, q_key = q.to(kind), q_key.to(kind)
         base = slots + (tl.load(slab + row).to(tl.int64) * slots_of_slab + first) * width
         best = tl.full((BH,), float("-inf"), tl.float32)
         total = tl.zeros((BH,), tl.float32)
@@ -189,8 +194,9 @@ def _values(  # type: ignore[no-untyped-def]
     BV: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
     head, row = tl.program_id(0), tl.program_id(1)
-    tiles = tl.cdiv(tl.load(own + row) + 1 - tl.load(begin + row), TILE_SLOTS)
-    parts = tl.cdiv(tiles, tl.cdiv(tiles, PARTS))
+    seen = tl.load(own + row) + 1 - tl.load(begin + row)
+    tiles = tl.cdiv(seen, TILE_SLOTS)
+    parts = tl.cdiv(tiles, _tiles_of_part(seen, TILE_SLOTS, PARTS))
     part = tl.arange(0, PARTS)
     place = (row * heads + head) * PARTS + part
     best = tl.load(statistics + 2 * place, mask=part < parts, other=float("-inf"))
@@ -261,7 +267,7 @@ def latent_attention(
     while tile_columns > block[1]:
         tile_columns //= 2
     column_tiles = -(-rank // tile_columns)
-    latent_query = torch.empty((rows, heads, sizes.kv_width), device=device)
+    latent_query = torch.empty((rows, heads, sizes.kv_width), dtype=slots_SCW.dtype, device=device)
     new_slots = torch.empty((rows, sizes.kv_width), dtype=slots_SCW.dtype, device=device)
     _inputs[(heads * column_tiles + rows,)](
         query_RX, kv_RW, stored, scale, kv_norm, cos_RP, sin_RP, slots_SCW, at.slab_R, at.own_R,
