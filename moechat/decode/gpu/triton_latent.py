@@ -10,6 +10,8 @@ Shapes: R rows, H heads, W elements of a slot: the latent, then the rotated key;
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch  # type: ignore[import-not-found, unused-ignore]
 import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -19,8 +21,18 @@ from moechat.decode.gpu.weight_views import Slots, Weight
 from moechat.models.spec import LatentAttention, ModelSpec
 
 _PARTS = 32
-_TILE_SLOTS = 32
-_TILE_HEADS = 32
+
+
+class Tiling(NamedTuple):
+    """Heads and slots of a tile of attention."""
+
+    heads: int = 32
+    slots: int = 32
+    warps: int = 8
+    stages: int = 2
+
+
+TILING = Tiling()
 _LEAST_TILES = tl.constexpr(2)  # of a part: reading the queries has to pay
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -279,18 +291,20 @@ def latent_attention(
     )  # fmt: skip
     sums = torch.empty((rows, heads, _PARTS, rank), device=device)
     statistics = torch.empty((rows, heads, _PARTS, 2), device=device)
-    tile_heads = 16 if exact or heads <= 16 else _TILE_HEADS
+    tile_heads = 16 if exact or heads <= 16 else TILING.heads
+    tile_slots = 32 if exact else TILING.slots
     _attend[(-(-heads // tile_heads), _PARTS, rows)](
         latent_query, slots_SCW, at.slab_R, at.begin_R, at.own_R, sums, statistics,
         heads, rank, rope, slots_SCW.shape[1], spec.softmax_scale, spec.attention_softcap,
-        SOFTCAP=spec.attention_softcap > 0, PARTS=_PARTS, BH=tile_heads, BN=_TILE_SLOTS,
-        BR=columns, BP=_power_of_two(rope), num_warps=8, num_stages=2,
+        SOFTCAP=spec.attention_softcap > 0, PARTS=_PARTS, BH=tile_heads, BN=tile_slots,
+        BR=columns, BP=_power_of_two(rope),
+        num_warps=TILING.warps, num_stages=TILING.stages,
     )  # fmt: skip
     out = torch.empty((rows, heads * value_width), device=device)
     _values[(heads, rows)](
         sums, statistics, at.begin_R, at.own_R, stored, scale, out,
         heads, nope, value_width, rank, stored.stride(0), first_row, *block, grid_cols,
-        FP8=fp8, PARTS=_PARTS, TILE_SLOTS=_TILE_SLOTS, BV=_power_of_two(value_width),
+        FP8=fp8, PARTS=_PARTS, TILE_SLOTS=tile_slots, BV=_power_of_two(value_width),
         BC=tile_columns, BR=columns, num_warps=8,
     )  # fmt: skip
     return out, new_slots
