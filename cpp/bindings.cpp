@@ -27,4 +27,5 @@ PYBIND11_MODULE(_native, m) {
   moechat::register_draft(m);
   moechat::register_resident(m);
   moechat::register_engine(m);
+  moechat::register_mailbox(m);
 }

@@ -66,6 +66,7 @@ void Experts::group_pairs(const ExpertsCall& call) {
   inner_ = shared != nullptr ? shared->gate.outputs() : 0;
   const int64_t num_routed = call.num_rows * routed;
   for (int64_t i = 0; i < num_routed; ++i) {
+    if (call.ids[i] == kNoExpert) continue;
     const auto id = static_cast<size_t>(call.ids[i]);
     if (group_of_[id] < 0) {
       group_of_[id] = static_cast<int32_t>(groups_.size());
@@ -82,15 +83,17 @@ void Experts::group_pairs(const ExpertsCall& call) {
   }
   pairs_.resize(static_cast<size_t>(call.num_rows * slots_per_row_));
   for (int64_t i = 0; i < num_routed; ++i) {
+    if (call.ids[i] == kNoExpert) continue;
     Group& group = groups_[static_cast<size_t>(group_of_[static_cast<size_t>(call.ids[i])])];
     pairs_[static_cast<size_t>(group.first + group.count++)] = {
         i / routed, i / routed * slots_per_row_ + i % routed};
   }
-  for (int64_t i = 0; i < num_routed; ++i) group_of_[static_cast<size_t>(call.ids[i])] = -1;
+  for (int64_t i = 0; i < num_routed; ++i)
+    if (call.ids[i] != kNoExpert) group_of_[static_cast<size_t>(call.ids[i])] = -1;
   if (shared != nullptr) {
-    groups_.push_back({shared, num_routed, call.num_rows, 0});
+    groups_.push_back({shared, first, call.num_rows, 0});
     for (int64_t r = 0; r < call.num_rows; ++r)
-      pairs_[static_cast<size_t>(num_routed + r)] = {r, r * slots_per_row_ + routed};
+      pairs_[static_cast<size_t>(first + r)] = {r, r * slots_per_row_ + routed};
   }
   const auto slots = pairs_.size();
   gate_.resize(slots * static_cast<size_t>(inner_));
@@ -295,10 +298,12 @@ void Experts::sum_slots(const ExpertsCall& call, int64_t part, int64_t row, int6
   const bool whole = num_parts_ == 1;
   float* y = (whole ? call.y + row * call.dims->hidden : partial(call, part, row)) + begin;
   if (!(whole && call.accumulate)) std::fill(y, y + (end - begin), 0.0f);
-  for (int64_t k = 0; k < slots_per_row_; ++k)
+  for (int64_t k = 0; k < slots_per_row_; ++k) {
+    if (k < routed && call.ids[row * routed + k] == kNoExpert) continue;
     if (has_part(mlp_of(call, row, k), part))
       isa_.vector->axpy(k < routed ? call.weights[row * routed + k] : shared,
                         output(call, part, row * slots_per_row_ + k) + begin, end - begin, y);
+  }
 }
 
 // What is left of a row when its slots, its parts, or both are still to be summed.

@@ -20,6 +20,8 @@
 
 namespace moechat {
 
+constexpr int32_t kNoExpert = -1;
+
 struct ExpertsCall {
   const ModelDims* dims = nullptr;
   const LayerWeights* layer = nullptr;
@@ -27,7 +29,7 @@ struct ExpertsCall {
   bool with_shared = true;
   int64_t num_rows = 0, experts_per_token = 0;
   const float* x = nullptr;         // [num_rows][hidden], normalised input
-  const int32_t* ids = nullptr;     // [num_rows][experts_per_token], distinct in a row
+  const int32_t* ids = nullptr;     // [num_rows][experts_per_token], distinct in a row, or kNoExpert
   const float* weights = nullptr;   // [num_rows][experts_per_token]
   const float* shared_weights = nullptr;  // [num_rows]; null: 1
   float* y = nullptr;               // [num_rows][hidden]; overwritten, or added to
