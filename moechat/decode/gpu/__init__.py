@@ -1,0 +1,1 @@
+"""Hybrid decode: a torch device has all but the routed experts, which the CPU computes."""
