@@ -13,6 +13,7 @@ from typing import Any
 import torch  # type: ignore[import-not-found, unused-ignore]
 
 from moechat.gpu_weights.stored import Layout
+from moechat.gpu_weights.weight import Fp8Matrix, Weight, scale_blocks
 
 _PLAIN = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _SCALES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -33,6 +34,27 @@ def _triton() -> Any:
 def is_view(layout: Layout, dtype: torch.dtype) -> bool:
     """Whether ``decode`` to dtype gives a view of the bytes, if all outputs are wanted."""
     return _PLAIN.get(layout.format) == dtype
+
+
+def stays_stored(layout: Layout, dtype: torch.dtype) -> bool:
+    """Whether ``weight_of`` leaves the bytes as they are."""
+    as_codes = layout.format == "fp8" and dtype == torch.bfloat16 and not layout.transposed
+    return as_codes or is_view(layout, dtype)
+
+
+def weight_of(
+    layout: Layout,
+    data: torch.Tensor,
+    scale: torch.Tensor | None,
+    dtype: torch.dtype,
+    out: torch.Tensor | None = None,
+) -> Weight:
+    """As ``decode``, but FP8 stays codes where inputs are BF16: products scale their sums."""
+    if layout.format == "fp8" and stays_stored(layout, dtype):
+        assert scale is not None
+        codes = data.view(len(data), layout.rows, layout.cols)
+        return Fp8Matrix(codes, scale_grid(layout, scale), layout.block)
+    return decode(layout, data, scale, dtype, out)
 
 
 def decode(
@@ -59,13 +81,13 @@ def decode(
         if fast is not None and fast.fits(layout.block, rows, cols):
             assert scale is not None
             codes = data.view(experts, rows, cols)
-            fast.decode_fp8(codes, _grid(layout, scale), layout.block, stored)
+            fast.decode_fp8(codes, scale_grid(layout, scale), layout.block, stored)
         elif layout.format in _PLAIN:
             stored.copy_(data.view(_PLAIN[layout.format]).view(experts, rows, cols))
         else:
             _codes(layout.format, data.view(experts, rows, -1), stored)
             assert scale is not None
-            _scale(layout, stored, _grid(layout, scale))
+            scale_blocks(stored, scale_grid(layout, scale), layout.block)
     return stored.transpose(1, 2) if layout.transposed else stored
 
 
@@ -83,7 +105,7 @@ def _codes(format_: str, data: torch.Tensor, out: torch.Tensor) -> None:
                 values[..., first::2] = table[nibbles.int()]
 
 
-def _grid(layout: Layout, scale: torch.Tensor) -> torch.Tensor:
+def scale_grid(layout: Layout, scale: torch.Tensor) -> torch.Tensor:
     """Scales as float32 [E, grid rows, grid columns]."""
     if layout.scale_dtype in _SCALES:
         values = scale.view(_SCALES[layout.scale_dtype]).float()
@@ -93,26 +115,3 @@ def _grid(layout: Layout, scale: torch.Tensor) -> torch.Tensor:
         bits = torch.where(code == 0, 0x00400000, code << 23)
         values = torch.where(code == 255, 0x7FC00000, bits).int().view(torch.float32)
     return values.view(len(scale), *layout.grid)
-
-
-def _scale(layout: Layout, stored: torch.Tensor, grid: torch.Tensor) -> None:
-    """Multiply ``stored`` [E, rows, cols] in place by the scale of each block, in float32."""
-    _, rows, cols = stored.shape
-    block_rows, block_cols = min(layout.block[0], rows), min(layout.block[1], cols)
-    whole_rows = rows // block_rows * block_rows
-    if rows % block_rows:  # the last, ragged block of rows
-        rest = grid[:, -1:]
-        _scale_rows(stored[:, whole_rows:], rest, rows - whole_rows, block_cols)
-    _scale_rows(stored[:, :whole_rows], grid[:, : whole_rows // block_rows], block_rows, block_cols)
-
-
-def _scale_rows(stored: torch.Tensor, grid: torch.Tensor, block_rows: int, block_cols: int) -> None:
-    """The same where rows are whole blocks."""
-    experts, rows, cols = stored.shape
-    grid_rows, grid_cols = rows // block_rows, cols // block_cols
-    blocks = stored.view(experts, grid_rows, block_rows, cols)
-    whole = grid_cols * block_cols
-    tiles = blocks[..., :whole].view(experts, grid_rows, block_rows, grid_cols, block_cols)
-    torch.mul(tiles, grid[:, :, None, :grid_cols, None], out=tiles)
-    if whole < cols:
-        torch.mul(blocks[..., whole:], grid[:, :, None, -1:], out=blocks[..., whole:])

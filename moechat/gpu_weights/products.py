@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
+from moechat.gpu_weights.weight import Fp8Matrix, Weight
+
 # Rows of one product. Tiles begin at multiples of it whatever the chunk size is, so that the bits
 # of a row do not depend on that.
 _TILE_ROWS = {"cuda": 1024, "cpu": 64}
@@ -25,12 +27,15 @@ def tiles(count: int, size: int) -> Iterator[slice]:
         yield slice(begin, min(begin + size, count))
 
 
-def product(x_TK: torch.Tensor, weight_NK: torch.Tensor) -> torch.Tensor:
-    """x W^T, float32 [T, N], of inputs rounded to the weight's type.
+def product(x_TK: torch.Tensor, weight_NK: Weight) -> torch.Tensor:
+    """x W^T, float32 [T, N], of inputs rounded to the weight's type; to BF16 for FP8.
 
     BF16 products are summed and given in float32: on CUDA by matrix units with a float32 output,
-    elsewhere by a float32 product of the rounded inputs, as the native kernels do.
+    elsewhere by a float32 product of the rounded inputs, as the native kernels do. Scales of FP8
+    blocks never change what is rounded: a block's sum is scaled, or a float32 weight.
     """
+    if isinstance(weight_NK, Fp8Matrix):
+        return _of_codes(x_TK, weight_NK)
     rounded_TK = x_TK.to(weight_NK.dtype)
     if weight_NK.dtype == torch.float32:
         return rounded_TK @ weight_NK.T
@@ -39,11 +44,22 @@ def product(x_TK: torch.Tensor, weight_NK: torch.Tensor) -> torch.Tensor:
     return rounded_TK.float() @ weight_NK.float().T
 
 
-def tiled_product(x_TK: torch.Tensor, weight_NK: torch.Tensor) -> torch.Tensor:
+def _of_codes(x_TK: torch.Tensor, weight_NK: Fp8Matrix) -> torch.Tensor:
+    """Without a kernel: on CUDA of weights that are decoded and rounded once more."""
+    if x_TK.is_cuda:
+        return product(x_TK, weight_NK.to_dense(torch.bfloat16))
+    return x_TK.bfloat16().float() @ weight_NK.to_dense(torch.float32).T
+
+
+def tiled_product(x_TK: torch.Tensor, weight_NK: Weight) -> torch.Tensor:
     """product(), tile by tile."""
     out_TN = x_TK.new_empty((len(x_TK), len(weight_NK)), dtype=torch.float32)
-    if x_TK.device.type == "cpu" and weight_NK.dtype != torch.float32:
-        x_TK, weight_NK = x_TK.to(weight_NK.dtype).float(), weight_NK.float()  # widened once
+    if isinstance(weight_NK, Fp8Matrix):  # decoded once
+        x_TK = x_TK.bfloat16()
+        weight_NK = weight_NK.to_dense(torch.bfloat16 if x_TK.is_cuda else torch.float32)
+    if x_TK.device.type == "cpu":  # widened once
+        x_TK = x_TK.to(x_TK.dtype if weight_NK.dtype == torch.float32 else weight_NK.dtype).float()
+        weight_NK = weight_NK.float()
     for rows in tiles(len(x_TK), tile_rows(x_TK.device)):
         out_TN[rows] = product(x_TK[rows], weight_NK)
     return out_TN

@@ -120,6 +120,14 @@ class StoredWeights:
         prefix = f"layers.{layer}."
         return [key for key in self.matrices if key.startswith(prefix)]
 
+    def keep_experts(self, experts: slice) -> None:
+        """Forget the others; those left count from 0. A layer that has none left has no stack."""
+        for layer, stack in list(self.experts.items()):
+            stack.parts = {name: part[experts] for name, part in stack.parts.items()}
+            stack.biases = {name: values[experts] for name, values in stack.biases.items()}
+            if not stack.num_experts:
+                del self.experts[layer]
+
     def _add(self, bound: BoundTensor) -> None:
         role = bound.spec.role
         if not bound.spec.stacked and len(bound.spec.shape) == 1:

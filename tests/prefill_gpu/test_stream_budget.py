@@ -9,6 +9,7 @@ from stored_models import bind
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'moechat[gpu]'")
 from moechat.errors import DoesNotFit  # noqa: E402
 from moechat.gpu_weights.stored import StoredWeights  # noqa: E402
+from moechat.gpu_weights.weight import Fp8Matrix  # noqa: E402
 from moechat.prefill.gpu.budget import MAX_SLOTS, fit_settings  # noqa: E402
 from moechat.prefill.gpu.plan import StreamSettings  # noqa: E402
 from moechat.prefill.gpu.streamed_source import StreamedSource  # noqa: E402
@@ -22,7 +23,8 @@ def taken(folder: str, settings: StreamSettings) -> int:
     for layer in range(spec.num_layers):
         source.begin(layer)
         roles = [r for r in source._stored.roles if r.startswith(f"layers.{layer}.")]
-        tensors_of_layer = [source.matrix(role) for role in roles]
+        matrices = [source.matrix(role) for role in roles]
+        tensors_of_layer = [m.codes if isinstance(m, Fp8Matrix) else m for m in matrices]
         for _ in source.expert_groups(layer) if layer in source._plan.groups else ():
             pass
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()

@@ -10,6 +10,7 @@ from oracles import oracle_folder
 from stored_models import bind
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'moechat[gpu]'")
+from moechat.gpu_weights.weight import Fp8Matrix, Weight  # noqa: E402
 from moechat.prefill.gpu.parcel import Parcel, Slot  # noqa: E402
 from moechat.prefill.gpu.plan import StreamSettings  # noqa: E402
 from moechat.prefill.gpu.streamed_source import StreamedSource  # noqa: E402
@@ -42,7 +43,7 @@ class Numbers(CpuTransfer):
 
 
 # Experts that are views of their slot, and experts that are decoded.
-@pytest.mark.parametrize("name", ["olmoe", "deepseek_v3_fp8_256"])
+@pytest.mark.parametrize("name", ["olmoe", "deepseek_v3_fp8_256", "gpt_oss_mxfp4"])
 @pytest.mark.parametrize("resident_bytes", [0, None])
 def test_slots_are_filled_after_their_last_use_and_used_after_they_are_filled(
     name: str, resident_bytes: int | None, monkeypatch: pytest.MonkeyPatch
@@ -74,7 +75,8 @@ def test_slots_are_filled_after_their_last_use_and_used_after_they_are_filled(
     )  # fmt: skip
     taken = source._take
 
-    def use(tensor: torch.Tensor) -> None:
+    def use(weight: Weight) -> None:
+        tensor = weight.codes if isinstance(weight, Fp8Matrix) else weight
         address = tensor.untyped_storage().data_ptr()
         with lock:
             assert filled.get(address) == taken_fill.get(address)

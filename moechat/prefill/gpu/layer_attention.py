@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch  # type: ignore[import-not-found, unused-ignore]
 
 from moechat.gpu_weights.products import add_bias, rms_norm, tiled_product
+from moechat.gpu_weights.weight import Weight, rows_of
 from moechat.models.spec import GroupedAttention, LatentAttention, ModelSpec
 from moechat.prefill.gpu.attention import (
     AttentionRule,
@@ -79,14 +80,15 @@ class LayerAttention:
             )
             q_input = rms_norm(latent_T, norm, sizes.norm_eps, self.source.dtype)
             query_role = "q_b"
-        q_weight = self._by_head(query_role)
-        kv_weight = self._by_head("kv_b")
+        q_weight = needed(self.source, self.role + query_role)
+        kv_weight = needed(self.source, self.role + "kv_b")
 
         def heads(group: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
             count = group.stop - group.start
-            q = tiled_product(q_input, q_weight[group].flatten(0, 1)).view(len(q_input), count, -1)
+            q = tiled_product(q_input, self._of_heads(q_weight, group))
+            q = q.view(len(q_input), count, -1)
             rotate(q[..., nope:], self.by)
-            expanded = tiled_product(slots_nW[:, :rank], kv_weight[group].flatten(0, 1))
+            expanded = tiled_product(slots_nW[:, :rank], self._of_heads(kv_weight, group))
             k_v = expanded.view(len(slots_nW), count, -1)
             shared = slots_nW[:, None, rank:].expand(-1, count, -1)
             return q, torch.cat([k_v[..., :nope], shared], -1), k_v[..., nope:]
@@ -166,10 +168,10 @@ class LayerAttention:
         slots_TW = slots_TW.to(self.source.dtype)
         return slots_TW, torch.cat([self.prefix.slots_PW, slots_TW.float()])
 
-    def _by_head(self, part: str) -> torch.Tensor:
-        """[H, outputs of a head, inputs]."""
-        weight = needed(self.source, self.role + part)
-        return weight.view(self.spec.num_heads, -1, weight.shape[1])
+    def _of_heads(self, weight: Weight, heads: slice) -> Weight:
+        """The rows of some heads."""
+        each = len(weight) // self.spec.num_heads
+        return rows_of(weight, slice(heads.start * each, heads.stop * each))
 
     def _product(self, part: str, x: torch.Tensor) -> torch.Tensor:
         return tiled_product(x, needed(self.source, self.role + part))

@@ -11,19 +11,21 @@ from typing import Protocol
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
+from moechat.gpu_weights.weight import Weight
+
 
 @dataclass(frozen=True)
 class ExpertGroup:
     """Consecutive experts of one layer, from number ``first`` on.
 
-    ``gate`` and ``up`` [E, I, D] and ``down`` [E, D, I] in the source's dtype; biases float32
-    [E, I] and [E, D], or None when the model has none.
+    ``gate`` and ``up`` [E, I, D] and ``down`` [E, D, I] in the source's dtype, or FP8 as stored;
+    biases float32 [E, I] and [E, D], or None when the model has none.
     """
 
     first: int
-    gate: torch.Tensor
-    up: torch.Tensor
-    down: torch.Tensor
+    gate: Weight
+    up: Weight
+    down: Weight
     gate_bias: torch.Tensor | None = None
     up_bias: torch.Tensor | None = None
     down_bias: torch.Tensor | None = None
@@ -47,9 +49,10 @@ class LayerSource(Protocol):
     def vector(self, role: str) -> torch.Tensor | None:
         """float32 [n]; None when the model has none of this role."""
 
-    def matrix(self, role: str) -> torch.Tensor | None:
+    def matrix(self, role: str) -> Weight | None:
         """[outputs, inputs] in ``dtype``, valid until its layer is released; None: it has none.
 
+        FP8 may come as stored where ``dtype`` is bfloat16, but for the embedding.
         Routers, shared gates and the embedding are not inputs of a BF16 product: they may come in
         float32 where the checkpoint stores more than BF16 holds.
         """
@@ -64,9 +67,16 @@ class LayerSource(Protocol):
         """The layer has been computed, or was cut; its tensors may go."""
 
 
-def needed(source: LayerSource, role: str) -> torch.Tensor:
+def needed(source: LayerSource, role: str) -> Weight:
     """A matrix that the model must have. LookupError without it: the source is another model's."""
     matrix = source.matrix(role)
     if matrix is None:
         raise LookupError(f"the source has no matrix for the role {role}")
+    return matrix
+
+
+def needed_dense(source: LayerSource, role: str) -> torch.Tensor:
+    """The same of a matrix that is no input of a BF16 product: a router, a gate, the embedding."""
+    matrix = needed(source, role)
+    assert isinstance(matrix, torch.Tensor)
     return matrix

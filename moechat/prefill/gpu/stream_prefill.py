@@ -32,7 +32,7 @@ from moechat.prefill.gpu.layer_attention import LayerAttention
 from moechat.prefill.gpu.prefix import host_slots, read_prefix
 from moechat.prefill.gpu.rope import Angles, angles
 from moechat.prefill.gpu.router import route
-from moechat.prefill.gpu.source import LayerSource, needed
+from moechat.prefill.gpu.source import LayerSource, needed, needed_dense
 
 
 class StreamPrefill:
@@ -100,7 +100,7 @@ class StreamPrefill:
         spec, source = self._spec, self._source
         head = source.matrix("head")
         if head is None:
-            head = needed(source, "embedding").to(source.dtype)
+            head = needed_dense(source, "embedding").to(source.dtype)
         out = np.empty((len(self._tokens) - first, spec.vocab_size), np.float32)
         norm = source.vector("final_norm")
         with torch.inference_mode():
@@ -163,7 +163,7 @@ class StreamPrefill:
         return LayerOutput(host_slots(slots_TW), mass, ids_TK)
 
     def _embedded(self) -> torch.Tensor:
-        table = needed(self._source, "embedding")
+        table = needed_dense(self._source, "embedding")
         x_TD = table.index_select(0, self._tokens.to(table.device)).float()
         return x_TD * self._spec.embedding_scale
 
@@ -222,8 +222,10 @@ class StreamPrefill:
         The last two come of inputs that were not rounded, in float32.
         """
         spec, source, x_TD = self._spec, self._source, self._x_TD
-        router = needed(source, role + "router").float()
-        gate = source.matrix(role + "shared_gate")
+        router = needed_dense(source, role + "router").float()
+        gate = None
+        if source.matrix(role + "shared_gate") is not None:
+            gate = needed_dense(source, role + "shared_gate")
         norm = source.vector(role + "ffn_norm")
         inputs_TD = torch.empty_like(x_TD, dtype=source.dtype)
         logits_TE = x_TD.new_empty((len(x_TD), num_experts))

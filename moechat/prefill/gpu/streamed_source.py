@@ -2,7 +2,7 @@
 
 Routed experts come in groups through a ring of slots. The other matrices of a layer stay on the
 device as they are stored, as far as ``resident_bytes`` go, and else come before the layer's
-experts. Both are decoded when they are asked for.
+experts. Both are decoded when they are asked for, but FP8 where inputs are BF16.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import numpy as np
 import torch  # type: ignore[import-not-found, unused-ignore]
 from numpy.typing import NDArray
 
-from moechat.gpu_weights.decode import decode, is_view
+from moechat.gpu_weights.decode import decode, is_view, stays_stored, weight_of
 from moechat.gpu_weights.stored import StoredWeights
+from moechat.gpu_weights.weight import Weight
 from moechat.models.spec import BoundTensor, ModelSpec
 from moechat.prefill.gpu import register
 from moechat.prefill.gpu.parcel import Parcel, Slot
@@ -57,13 +58,21 @@ class StreamedSource:
         device: torch.device | str,
         compute: str = "bf16",
         settings: StreamSettings | None = None,
+        experts: slice | None = None,
     ) -> None:
-        """BadParameter for formats that cannot be streamed yet."""
+        """``experts``: which of every layer come, consecutive ones; None for all.
+
+        BadParameter for formats that cannot be streamed yet.
+        """
         settings = settings or StreamSettings()
         self.device, self.dtype = torch.device(device), _DTYPES[compute]
         if self.device.type == "cuda" and self.device.index is None:
             self.device = torch.device("cuda", torch.cuda.current_device())
         self._stored = StoredWeights.of(tensors)
+        self._first_expert = 0
+        if experts is not None:
+            self._first_expert = experts.start
+            self._stored.keep_experts(experts)
         self._registrar: Registrar | None = None
         self._transfer = self._make_transfer(settings)
         self._plan = StreamPlan(
@@ -72,7 +81,7 @@ class StreamedSource:
         self._feeder = Feeder(self._transfer, self._plan.items)
         self._vectors: dict[str, torch.Tensor] = {}
         self._biases: dict[int, dict[str, torch.Tensor]] = {}
-        self._matrices: dict[int | None, dict[str, torch.Tensor]] = {}
+        self._matrices: dict[int | None, dict[str, Weight]] = {}
         self._layer_slots: dict[int, Slot] = {}
         self._group_slot: tuple[Ring, Slot] | None = None
         self._decoded: dict[str, torch.Tensor] = {}
@@ -87,7 +96,7 @@ class StreamedSource:
             self._vectors[role] = self._upload(self._stored.vectors[role])
         return self._vectors[role]
 
-    def matrix(self, role: str) -> torch.Tensor | None:
+    def matrix(self, role: str) -> Weight | None:
         """As in LayerSource; routers and the shared expert's gate are float32.
 
         So is an embedding that BF16 does not hold.
@@ -107,8 +116,10 @@ class StreamedSource:
             for key, layout, data, scale in parcel.parts(slot):
                 if key == half.key:
                     with torch.inference_mode():
-                        whole = decode(layout, data, scale, dtype)[0]
-                    known[role] = whole if half.first is None else whole[half.first :: 2]
+                        if half.first is None:
+                            known[role] = weight_of(layout, data, scale, dtype)[0]
+                        else:
+                            known[role] = decode(layout, data, scale, dtype)[0][half.first :: 2]
         return known[role]
 
     def rows(self, role: str, numbers: NDArray[np.int64]) -> torch.Tensor | None:
@@ -122,7 +133,7 @@ class StreamedSource:
         stored = self._stored.matrices[half.key]
         if stored.scale is not None or stored.layout.transposed or half.first is not None:
             matrix = self.matrix(role)
-            assert matrix is not None
+            assert isinstance(matrix, torch.Tensor)
             return matrix[torch.from_numpy(numbers).to(self.device)].float()
         chosen = stored.data.reshape(stored.layout.rows, -1)[numbers]
         layout = dataclasses.replace(stored.layout, rows=len(numbers))
@@ -130,7 +141,7 @@ class StreamedSource:
 
     def expert_groups(self, layer: int) -> Iterator[ExpertGroup]:
         """As in LayerSource."""
-        for group in self._plan.groups[layer]:
+        for group in self._plan.groups.get(layer, ()):
             self._end_group()
             slot = self._take(group.item)
             self._group_slot = (group.item.ring, slot)
@@ -216,19 +227,20 @@ class StreamedSource:
             self._group_slot = None
 
     def _expert_group(self, layer: int, group: Group, slot: Slot) -> ExpertGroup:
-        found: dict[str, torch.Tensor] = {}
+        found: dict[str, Weight] = {}
         views, count = False, 0
         for name, layout, data, scale in group.item.parcel.parts(slot):
             count = len(data)
+            merged = name == "gate_up"
             out = None
-            if is_view(layout, self.dtype):
+            if is_view(layout, self.dtype) or (not merged and stays_stored(layout, self.dtype)):
                 views = True
             else:
                 out = self._memory(name, count * layout.rows * layout.cols)
-            matrix = decode(layout, data, scale, self.dtype, out)
-            if name != "gate_up":
-                found[name] = matrix
+            if not merged:
+                found[name] = weight_of(layout, data, scale, self.dtype, out)
                 continue
+            matrix = decode(layout, data, scale, self.dtype, out)
             for first, half in enumerate(("gate", "up")):
                 rows = matrix[:, first::2]
                 if layout.transposed:  # neither rows nor columns are dense: products would copy
@@ -240,7 +252,8 @@ class StreamedSource:
             f"{name}_bias": values[group.first : group.first + count]
             for name, values in self._layer_biases(layer).items()
         }
-        return ExpertGroup(first=group.first, **found, **biases)
+        first = self._first_expert + group.first
+        return ExpertGroup(first, found["gate"], found["up"], found["down"], **biases)
 
     def _memory(self, name: str, num_elements: int) -> torch.Tensor:
         """Memory for decoded experts, the same for every group: they come one after another."""
