@@ -75,9 +75,15 @@ class DeviceCaches:
             return
         if mirror.epoch != cache.epoch - 1:  # another truncation was not told
             mirror.end_L = mirror.first_L.copy()
-        left_L = [cache.num_slots(layer) for layer in range(cache.num_layers)]
-        mirror.end_L = np.minimum(mirror.end_L, np.array(left_L, np.int32))
         mirror.epoch = cache.epoch
+        self.clip(cache)
+
+    def clip(self, cache: KVCache) -> None:
+        """Forget slots that the native cache has no longer: a step was taken back."""
+        mirror = self._mirrors.get(cache)
+        if mirror is not None:
+            left_L = [cache.num_slots(layer) for layer in range(cache.num_layers)]
+            mirror.end_L = np.minimum(mirror.end_L, np.array(left_L, np.int32))
 
     def appended(self, mirror: Mirror) -> None:
         """A step wrote one slot more to the slab and to the native cache, in every layer."""

@@ -48,6 +48,7 @@ class ResidentWeights:
             for role, values in self.stored.vectors.items()
         }
         self._matrices: dict[str, Weight] = {}
+        self._linears: dict[tuple[str, ...], Linear | None] = {}
         joined: set[str] = set()
         for layer in range(spec.num_layers):
             for roles in self._siblings(f"layers.{layer}."):
@@ -67,15 +68,15 @@ class ResidentWeights:
 
         None when there is no such matrix, or these were not joined.
         """
-        weight = self._matrices.get("+".join(roles))
-        if weight is None:
-            return None
-        biases = [self.vector(f"{role}_bias") for role in roles]
-        if all(bias is None for bias in biases):
-            return Linear(weight, None)
-        if any(bias is None for bias in biases):
-            raise LookupError(f"some of {', '.join(roles)} have biases and some have none")
-        return Linear(weight, torch.cat([bias for bias in biases if bias is not None]))
+        if roles not in self._linears:
+            self._linears[roles] = self._find_linear(roles)
+        return self._linears[roles]
+
+    def outputs(self, roles: Sequence[str]) -> list[int]:
+        """How many outputs each of some matrices has."""
+        halves = [self.stored.roles[role] for role in roles]
+        counts = [self.stored.matrices[half.key].layout.outputs for half in halves]
+        return [count if h.first is None else count // 2 for count, h in zip(counts, halves)]
 
     def head(self) -> Weight:
         """[vocabulary, D]; the embedding where they are tied."""
@@ -105,6 +106,17 @@ class ResidentWeights:
             parts = (weight.codes, weight.scale) if isinstance(weight, Fp8Matrix) else (weight,)
             total += sum(part.numel() * part.element_size() for part in parts)
         return total
+
+    def _find_linear(self, roles: tuple[str, ...]) -> Linear | None:
+        weight = self._matrices.get("+".join(roles))
+        if weight is None:
+            return None
+        biases = [self.vector(f"{role}_bias") for role in roles]
+        if all(bias is None for bias in biases):
+            return Linear(weight, None)
+        counts = self.outputs(roles)
+        zeros = [torch.zeros(count, device=self.device) for count in counts]
+        return Linear(weight, torch.cat([z if b is None else b for b, z in zip(biases, zeros)]))
 
     def _siblings(self, role: str) -> list[tuple[str, ...]]:
         """Matrices that multiply the same inputs at the same time."""
