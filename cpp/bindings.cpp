@@ -27,5 +27,6 @@ PYBIND11_MODULE(_native, m) {
   moechat::register_draft(m);
   moechat::register_resident(m);
   moechat::register_engine(m);
+  moechat::register_generation(m);
   moechat::register_mailbox(m);
 }

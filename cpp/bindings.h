@@ -43,6 +43,7 @@ void register_experts(pybind11::module_& m);
 void register_draft(pybind11::module_& m);
 void register_resident(pybind11::module_& m);
 void register_engine(pybind11::module_& m);
+void register_generation(pybind11::module_& m);
 void register_mailbox(pybind11::module_& m);
 
 }  // namespace moechat

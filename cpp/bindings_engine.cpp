@@ -1,12 +1,10 @@
-// Bindings of the pool, the KV cache, prefill, the decode step and the decode loop.
+// Bindings of the KV cache, the decode step and prefill.
 #include <memory>
 #include <tuple>
 
-#include "bindings.h"
+#include "bindings_engine.h"
 #include "common/status.h"
 #include "cpu/threads.h"
-#include "decode/draft.h"
-#include "decode/generate.h"
 #include "decode/step.h"
 #include "kv/cache.h"
 #include "prefill/prefill.h"
@@ -16,18 +14,17 @@ namespace py = pybind11;
 namespace moechat {
 namespace {
 
-using IntArray = py::array_t<int32_t, py::array::c_style>;
-using FloatArray = py::array_t<float, py::array::c_style>;
-
-void check_tokens(const Model& model, const int32_t* tokens, int64_t count) {
-  for (int64_t i = 0; i < count; ++i)
-    check(tokens[i] >= 0 && tokens[i] < model.dims.vocab, "a token id is outside the vocabulary");
-}
-
 bool same_windows(const Model& model, const KVCache& cache) {
   for (int64_t layer = 0; layer < cache.num_layers(); ++layer)
     if (cache.window(layer) != model.layers[static_cast<size_t>(layer)].window) return false;
   return true;
+}
+
+}  // namespace
+
+void check_tokens(const Model& model, const int32_t* tokens, int64_t count) {
+  for (int64_t i = 0; i < count; ++i)
+    check(tokens[i] >= 0 && tokens[i] < model.dims.vocab, "a token id is outside the vocabulary");
 }
 
 void check_cache(const Model& model, const KVCache& cache) {
@@ -38,11 +35,15 @@ void check_cache(const Model& model, const KVCache& cache) {
         "the KV cache belongs to another model or compute mode");
 }
 
-// Every layer must be complete up to `position`, and hold nothing from there on.
 void check_holds(const KVCache& cache, int64_t position) {
   for (int64_t layer = 0; layer < cache.num_layers(); ++layer)
     check(cache.end_position(layer) == position, "the cache must hold exactly the tokens before");
 }
+
+namespace {
+
+using IntArray = py::array_t<int32_t, py::array::c_style>;
+using FloatArray = py::array_t<float, py::array::c_style>;
 
 // Slots in the cache's own element type: uint16 (BF16) or float32.
 py::array encoded_slots(KVEncoding encoding, int64_t count, int64_t width) {
@@ -290,84 +291,6 @@ void register_engine(py::module_& m) {
         std::copy(self.hidden().begin(), self.hidden().end(), out.mutable_data());
         return out;
       });
-
-  py::class_<TokenQueue>(m, "TokenQueue", "Sampled tokens between the decode thread and a reader.")
-      .def(py::init<>())
-      .def("close", &TokenQueue::close)
-      .def("pop",
-           [](TokenQueue& self, double timeout_seconds) {
-             check(timeout_seconds >= 0 && timeout_seconds <= 3600, "a timeout of 0..3600 seconds");
-             bool finished = false;
-             std::vector<TimedToken> taken;
-             {
-               const py::gil_scoped_release release;
-               taken = self.pop(timeout_seconds, &finished);
-             }
-             std::vector<std::pair<int32_t, double>> tokens;
-             for (const TimedToken& token : taken) tokens.emplace_back(token.id, token.seconds);
-             return py::make_tuple(tokens, finished);
-           },
-           py::arg("timeout_seconds"));
-
-  py::class_<Generation>(m, "Generation", "One session that is decoding.")
-      .def(py::init([](const PyModel& model, KVCache& cache, Sampler& sampler, TokenQueue& queue,
-                       const CancelFlag& cancel, int32_t token, int32_t position,
-                       int64_t max_tokens, int64_t context_tokens, std::vector<int32_t> end_ids,
-                       Drafter* drafter, KVCache* draft_cache) {
-             check_cache(model.model, cache);
-             check_tokens(model.model, &token, 1);
-             check(max_tokens > 0, "max_tokens must be positive");
-             check(sampler.vocab() == model.model.dims.vocab, "the sampler has another vocabulary");
-             check_holds(cache, position);
-             check(drafter == nullptr || drafter->serves(model.model),
-                   "the drafter belongs to another model");
-             if (draft_cache != nullptr) {
-               check(model.model.draft != nullptr, "the model has no multi-token-prediction layer");
-               check_cache(*model.model.draft, *draft_cache);
-             }
-             Generation generation{&cache,     &sampler,       &queue,  &cancel,
-                                   token,      position,       max_tokens, context_tokens,
-                                   std::move(end_ids), ""};
-             generation.drafter = drafter;
-             generation.draft_cache = draft_cache;
-             return generation;
-           }),
-           py::arg("model"), py::arg("cache"), py::arg("sampler"), py::arg("queue"),
-           py::arg("cancel"), py::arg("token"), py::arg("position"), py::arg("max_tokens"),
-           py::arg("context_tokens"), py::arg("end_ids"), py::arg("drafter") = nullptr,
-           py::arg("draft_cache") = nullptr, py::keep_alive<1, 3>(), py::keep_alive<1, 4>(),
-           py::keep_alive<1, 5>(), py::keep_alive<1, 6>(), py::keep_alive<1, 12>(),
-           py::keep_alive<1, 13>())
-      .def_readonly("finish_reason", &Generation::finish_reason)
-      .def_property_readonly("failure",
-                             [](const Generation& generation) -> py::object {
-                               if (!generation.failure) return py::none();
-                               return py::make_tuple(generation.failure->name,
-                                                     generation.failure->what());
-                             })
-      .def_readonly("position", &Generation::position)
-      .def_readonly("num_drafted", &Generation::num_drafted)
-      .def_readonly("num_accepted", &Generation::num_accepted);
-
-  m.def("generate",
-        [](DecodeStep& step, const PyModel& model, const std::vector<Generation*>& generations,
-           const CancelFlag& interrupt, int64_t max_steps) {
-          check(max_steps >= 0, "the number of steps is negative");
-          check(&step.model() == &model.model, "the step belongs to another model");
-          for (size_t i = 0; i < generations.size(); ++i) {
-            check(generations[i] != nullptr, "a generation cannot be None");
-            check_holds(*generations[i]->cache, generations[i]->position);
-            for (size_t j = 0; j < i; ++j)
-              check(generations[i]->cache != generations[j]->cache &&
-                        (generations[i]->draft_cache == nullptr ||
-                         generations[i]->draft_cache != generations[j]->draft_cache),
-                    "two generations share a cache");
-          }
-          const py::gil_scoped_release release;
-          return generate(step, generations, model.model.dims.vocab, interrupt, max_steps);
-        },
-        py::arg("step"), py::arg("model"), py::arg("generations"), py::arg("interrupt"),
-        py::arg("max_steps") = 0);
 }
 
 }  // namespace moechat

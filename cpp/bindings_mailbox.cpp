@@ -11,8 +11,6 @@ namespace py = pybind11;
 namespace moechat {
 namespace {
 
-using IntArray = py::array_t<int32_t, py::array::c_style | py::array::forcecast>;
-
 py::dict layout_dict(int64_t max_rows, int64_t hidden, int64_t experts_per_token) {
   const MailboxLayout layout = mailbox_layout(max_rows, hidden, experts_per_token);
   return py::dict(py::arg("request") = layout.request, py::arg("reply") = layout.reply,
@@ -95,12 +93,11 @@ void register_mailbox(py::module_& m) {
            py::arg("mailbox"), py::arg("sequence") = 0,
            "As new: the next request is number sequence + 1, of the first MoE layer.")
       .def("set_gpu_experts",
-           [](ExpertServer& self, int64_t moe_layer, const IntArray& ids) {
+           [](ExpertServer& self, int64_t moe_layer, const std::vector<int32_t>& ids) {
              check(moe_layer >= 0 && moe_layer < self.num_moe_layers(), "layer out of range");
-             std::vector<int32_t> list(ids.data(), ids.data() + ids.size());
-             for (const int32_t id : list)
+             for (const int32_t id : ids)
                check(id >= 0 && id < self.num_experts(), "an expert id is out of range");
-             self.set_gpu_experts(moe_layer, list);
+             self.set_gpu_experts(moe_layer, ids);
            },
            py::arg("moe_layer"), py::arg("ids"),
            "Experts of the n-th MoE layer that are left out of y from now on.")

@@ -19,34 +19,11 @@ struct Turn {
   float* hidden;  // [kMaxRow][hidden]
 };
 
-// Marks cancelled and full-context generations; true when any has finished.
+// Marks those that have finished; true when there are any.
 bool any_finished(const std::vector<Generation*>& generations) {
   bool any = false;
-  for (Generation* g : generations) {
-    if (g->finish_reason.empty() && g->cancel->raised()) g->finish_reason = "cancelled";
-    if (g->finish_reason.empty() && g->position + 1 >= g->context_tokens)
-      g->finish_reason = "context";
-    any = any || !g->finish_reason.empty();
-  }
+  for (Generation* g : generations) any = !goes_on(*g) || any;
   return any;
-}
-
-bool is_end(const Generation& g, int32_t token) {
-  return std::find(g.end_ids.begin(), g.end_ids.end(), token) != g.end_ids.end();
-}
-
-void accept(Generation& g, int32_t token) {
-  g.sampler->accept(token);
-  g.token = token;
-  ++g.position;
-  --g.max_tokens;
-  if (is_end(g, token))
-    g.finish_reason = "stop";
-  else if (g.max_tokens == 0)
-    g.finish_reason = "length";
-  else if (g.position + 1 >= g.context_tokens)
-    g.finish_reason = "context";
-  g.queue->push(token);
 }
 
 // Whether the answer may go on behind the next token.
@@ -68,10 +45,9 @@ void end_turn(Turn& turn, int64_t vocab) {
   bool confirmed = true;
   while (confirmed && certain < turn.num_tokens && g.finish_reason.empty()) {
     const float* logits = turn.logits + certain * vocab;
-    const int32_t token = g.sampler->sample(logits, static_cast<uint64_t>(g.position) + 1);
+    const int32_t token = sample_next(g, logits);
     confirmed = certain + 1 < turn.num_tokens && token == turn.tokens[certain + 1];
     turn.tokens[certain++] = token;
-    accept(g, token);
     g.num_accepted += confirmed;
   }
   g.num_drafted += turn.num_tokens - 1;
@@ -100,8 +76,7 @@ void find_failed(DecodeStep& step, const std::vector<Turn>& turns, const std::ve
       if (turns.size() == 1) throw Status(failure);
       step.run({rows[i]}, g.cancel);
     } catch (const Status& own) {
-      g.finish_reason = "failed";
-      g.failure = own;
+      fail(g, own);
       found = true;
     }
     g.cache->truncate(turns[i].position);
@@ -149,11 +124,11 @@ int64_t generate(DecodeStep& step, const std::vector<Generation*>& generations, 
     for (const Turn& turn : turns) turn.generation->cache->truncate(turn.position);
   };
   int64_t num_steps = 0;
-  const auto goes_on = [&] {
+  const auto may_step = [&] {
     return !any_finished(generations) && (num_steps == 0 || !interrupt.raised()) &&
            (max_steps == 0 || num_steps < max_steps);
   };
-  while (goes_on()) {
+  while (may_step()) {
     turns.clear();
     rows.clear();
     for (Generation* g : generations) {
