@@ -11,6 +11,9 @@ experts, k of them a token.
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+
 import torch  # type: ignore[import-not-found, unused-ignore]
 
 from moechat.decode.gpu import mailbox as plain_mailbox
@@ -124,6 +127,8 @@ def route(
 
     ``correction_E`` is added for the choice alone.
     """
+    if _on_gpu(logits_RE):
+        return _routed(moe, logits_RE, correction_E, None, None, None)
     return plain_ops.route(moe, logits_RE, correction_E)
 
 
@@ -141,6 +146,11 @@ def post(
     norm: Norm | None = None,
 ) -> None:
     """The next request: the first ``mailbox.num_rows`` rows of x, normed if there is a norm."""
+    if _on_gpu(x_RD):
+        from moechat.decode.gpu import triton_mailbox
+
+        triton_mailbox.route_and_post(None, None, None, ids_Rk, weights_Rk, x_RD, mailbox, norm)
+        return
     if norm is not None:
         x_RD = plain_ops.rms_norm(x_RD, norm.weight, norm.eps)
     plain_mailbox.post(x_RD, ids_Rk, weights_Rk, mailbox)
@@ -156,6 +166,8 @@ def route_and_post(
     norm: Norm | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """route() and post() in one kernel; what route() gives."""
+    if _on_gpu(x_RD):
+        return _routed(moe, logits_RE, correction_E, x_RD, mailbox, norm)
     ids_Rk, weights_Rk = route(moe, logits_RE, correction_E)
     post(x_RD, ids_Rk, weights_Rk, mailbox, norm=norm)
     return ids_Rk, weights_Rk
@@ -167,5 +179,43 @@ def wait(mailbox: Mailbox, x_RD: torch.Tensor, *, out: torch.Tensor | None = Non
     Once the mailbox is aborted or its limit has passed ``mailbox.error`` is set and x is left.
     """
     out_RD = torch.empty_like(x_RD) if out is None else out
-    plain_mailbox.wait(mailbox, x_RD, out_RD)
+    if _on_gpu(x_RD):
+        from moechat.decode.gpu import triton_mailbox
+
+        triton_mailbox.wait(mailbox, x_RD, out_RD)
+    else:
+        plain_mailbox.wait(mailbox, x_RD, out_RD)
     return out_RD
+
+
+def _on_gpu(x: torch.Tensor) -> bool:
+    """Whether Triton's kernels run there; they come with torch for CUDA."""
+    return bool(x.is_cuda) and importlib.util.find_spec("triton") is not None
+
+
+def _counters(work: Workspace | None, device: torch.device) -> torch.Tensor:
+    return (_common_workspace(device) if work is None else work).counters
+
+
+@functools.cache
+def _common_workspace(device: torch.device) -> Workspace:
+    return Workspace(device)
+
+
+def _routed(
+    moe: MoeSpec,
+    logits_RE: torch.Tensor,
+    correction_E: torch.Tensor | None,
+    x_RD: torch.Tensor | None,
+    mailbox: Mailbox | None,
+    norm: Norm | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    from moechat.decode.gpu import triton_mailbox
+
+    shape = (len(logits_RE), moe.num_experts_per_token)
+    ids_Rk = torch.empty(shape, dtype=torch.int32, device=logits_RE.device)
+    weights_Rk = torch.empty(shape, device=logits_RE.device)
+    triton_mailbox.route_and_post(
+        moe, logits_RE, correction_E, ids_Rk, weights_Rk, x_RD, mailbox, norm
+    )
+    return ids_Rk, weights_Rk

@@ -1,0 +1,371 @@
+"""Time and values of decode's kernels on a GPU: ``python tests/measure_decode_ops.py``.
+
+At DeepSeek-V3's shapes: each operation and the whole chain of a layer, in CUDA graphs, beside what
+plain torch gives for them; then the mailbox with a thread that answers at once, and with none.
+Needs torch, numpy and the repository; no native module.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+
+from moechat.decode.gpu import ops, plain_ops
+from moechat.models.spec import LatentAttention, MoeSpec
+
+sys.path.insert(0, str(Path(__file__).parent / "decode_gpu"))
+from fp8_stand_in import Fp8Codes, random_fp8
+
+HIDDEN, HEADS, EXPERTS, CHOSEN, SHARED = 7168, 128, 256, 8, 2048
+SIZES = LatentAttention(
+    q_lora_rank=1536, kv_lora_rank=512, nope_dim=128, rope_dim=64, v_dim=128, norm_eps=1e-6
+)
+MOE = MoeSpec(
+    num_experts=EXPERTS, num_experts_per_token=CHOSEN, intermediate_size=SHARED,
+    scoring="sigmoid", num_groups=8, num_groups_kept=4, normalise_weights=True, routed_scaling=2.5,
+)  # fmt: skip
+SPEC = SimpleNamespace(
+    num_heads=HEADS, softmax_scale=192**-0.5, attention_softcap=0.0, rms_norm_eps=1e-6,
+    activation="silu", activation_limit=0.0, activation_alpha=0.0,
+)  # fmt: skip
+DEVICE = torch.device("cuda")
+failures: list[str] = []
+
+
+def check(name: str, got: torch.Tensor, want: torch.Tensor, limit: float) -> None:
+    error = ((got.double() - want.double()).norm() / want.double().norm()).item()
+    word = "ok" if error <= limit else "WRONG"
+    print(f"check {name}: relative error {error:.2e} (limit {limit:.0e}) {word}", flush=True)
+    if not error <= limit:
+        failures.append(name)
+
+
+def graph_of(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        work()
+        work()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph
+
+
+def microseconds(graph: torch.cuda.CUDAGraph, repeats: int) -> float:
+    """A unit of work; the graph holds ``repeats`` of them."""
+    graph.replay()
+    torch.cuda.synchronize()
+    times = []
+    for _ in range(7):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end) * 1000 / repeats)
+    return statistics.median(times)
+
+
+class Layer:
+    """Weights of one MoE layer but its routed experts."""
+
+    def __init__(self, seed: int) -> None:
+        random = torch.Generator(device=DEVICE).manual_seed(seed)
+        block = (128, 128)
+        rank, width = SIZES.kv_lora_rank, SIZES.kv_width
+
+        def fp8(outputs: int, inputs: int) -> Fp8Codes:
+            return random_fp8(outputs, inputs, block, random)
+
+        def norm(size: int) -> torch.Tensor:
+            return torch.rand(size, generator=random, device=DEVICE) + 0.5
+
+        self.inputs = fp8(SIZES.q_lora_rank + width, HIDDEN)
+        self.q_b = fp8(HEADS * 192, SIZES.q_lora_rank)
+        self.kv_b = fp8(HEADS * 256, rank)
+        self.o = fp8(HIDDEN, HEADS * 128)
+        self.gate_up = fp8(2 * SHARED, HIDDEN)
+        self.down = fp8(HIDDEN, SHARED)
+        self.router = torch.randn(EXPERTS, HIDDEN, generator=random, device=DEVICE).bfloat16()
+        self.router *= HIDDEN**-0.5
+        self.correction = torch.randn(EXPERTS, generator=random, device=DEVICE) * 0.05
+        self.attention_norm, self.ffn_norm = norm(HIDDEN), norm(HIDDEN)
+        self.q_norm, self.kv_norm = norm(SIZES.q_lora_rank), norm(rank)
+
+    def attention_bytes(self) -> int:
+        return sum(w.codes.numel() for w in (self.inputs, self.q_b, self.kv_b, self.o))
+
+
+class Step:
+    """Buffers of a step of R rows whose caches hold ``slots`` slots."""
+
+    def __init__(self, rows: int, slots: int, seed: int) -> None:
+        random = torch.Generator(device=DEVICE).manual_seed(seed)
+        self.rows = rows
+        self.x = torch.randn(rows, HIDDEN, generator=random, device=DEVICE)
+        shape = (rows, slots + 64, SIZES.kv_width)
+        cache = torch.randn(shape, generator=random, device=DEVICE).bfloat16()
+        own = torch.full((rows,), slots, dtype=torch.int32, device=DEVICE)
+        self.slots = ops.Slots(
+            cache, torch.arange(rows, dtype=torch.int32, device=DEVICE), torch.zeros_like(own), own
+        )
+        angle = torch.rand(rows, SIZES.rope_dim // 2, generator=random, device=DEVICE) * 6
+        self.cos, self.sin = angle.cos(), angle.sin()
+        self.work = ops.Workspace(DEVICE)
+        self.box = ops.Mailbox.create(DEVICE, 16, HIDDEN, CHOSEN)
+        self.box.num_rows.fill_(rows)
+
+    def attention_inputs(self, layer: Layer) -> tuple[torch.Tensor, torch.Tensor]:
+        joined = ops.linear(
+            self.x, layer.inputs, norm=ops.Norm(layer.attention_norm, 1e-6), work=self.work
+        )
+        return joined[:, : SIZES.q_lora_rank], joined[:, SIZES.q_lora_rank :]
+
+    def attention(self, layer: Layer) -> None:
+        latent, kv = self.attention_inputs(layer)
+        query = ops.linear(latent, layer.q_b, norm=ops.Norm(layer.q_norm, 1e-6), work=self.work)
+        values, _ = self.attend(layer, query, kv)
+        ops.linear(values, layer.o, add=self.x, out=self.x, work=self.work)
+
+    def attend(
+        self, layer: Layer, query: torch.Tensor, kv: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return ops.latent_attention(
+            SPEC, SIZES, query, kv, layer.kv_norm, self.cos, self.sin, True, layer.kv_b,
+            self.slots, work=self.work,
+        )  # fmt: skip
+
+    def post(self, layer: Layer) -> None:
+        norm = ops.Norm(layer.ffn_norm, 1e-6)
+        logits = ops.linear(self.x, layer.router, norm=norm, exact=True, work=self.work)
+        ops.route_and_post(MOE, logits, layer.correction, self.x, self.box, norm=norm)
+
+    def shared(self, layer: Layer) -> None:
+        norm = ops.Norm(layer.ffn_norm, 1e-6)
+        inner = ops.linear(self.x, layer.gate_up, norm=norm, work=self.work)
+        ops.linear(inner, layer.down, gated=SPEC, add=self.x, out=self.x, work=self.work)
+
+    def wait(self) -> None:
+        ops.wait(self.box, self.x, out=self.x)
+
+
+def values(layer: Layer, rows: int) -> None:
+    random = torch.Generator(device=DEVICE).manual_seed(rows)
+    for name, weight, exact in (
+        ("inputs", layer.inputs, False), ("q_b", layer.q_b, False), ("o", layer.o, False),
+        ("router", layer.router, True), ("kv_b exact", layer.kv_b, True),
+    ):  # fmt: skip
+        inputs = weight.shape[1] if isinstance(weight, torch.Tensor) else weight.codes.shape[1]
+        x = torch.randn(rows, inputs, generator=random, device=DEVICE)
+        norm = ops.Norm(torch.rand(inputs, generator=random, device=DEVICE) + 0.5, 1e-6)
+        got = ops.linear(x, weight, norm=norm, exact=exact)
+        check(
+            f"linear {name} R={rows}",
+            got,
+            plain_ops.linear(x, weight, norm=norm, exact=exact),
+            1e-5,
+        )
+        same = torch.equal(got[:1], ops.linear(x[:1], weight, norm=norm, exact=exact))
+        print(f"  first row bitwise the same alone: {same}")
+        if not same:
+            failures.append(f"rows {name}")
+    x = torch.randn(rows, 2 * SHARED, generator=random, device=DEVICE)
+    got = ops.linear(x, layer.down, gated=SPEC)
+    check(f"gated down R={rows}", got, plain_ops.linear(x, layer.down, gated=SPEC), 1e-4)
+    logits = torch.randn(rows, EXPERTS, generator=random, device=DEVICE)
+    ids, weights = ops.route(MOE, logits, layer.correction)
+    want_ids, want_weights = plain_ops.route(MOE, logits, layer.correction)
+    check(f"route ids R={rows}", ids, want_ids, 0)
+    check(f"route weights R={rows}", weights, want_weights, 1e-6)
+
+
+def attention_values(layer: Layer, rows: int, slots: int) -> None:
+    step = Step(rows, slots, 5)
+    random = torch.Generator(device=DEVICE).manual_seed(slots)
+    query = torch.randn(rows, HEADS * 192, generator=random, device=DEVICE)
+    kv = torch.randn(rows, SIZES.kv_width, generator=random, device=DEVICE)
+    got, new = step.attend(layer, query, kv)
+    written = step.slots.slots_SCW[torch.arange(rows), slots].clone()
+    want, want_new = plain_ops.latent_attention(
+        SPEC, SIZES, query, kv, layer.kv_norm, step.cos, step.sin, True, layer.kv_b, step.slots
+    )
+    check(f"attention R={rows} n={slots}", got, want, 1e-2)
+    check(f"new slots R={rows}", new, want_new, 1e-4)
+    check(f"slots in the cache R={rows}", written, want_new, 1e-4)
+    alone = Step(rows, slots, 5)
+    for name in ("slab_R", "begin_R", "own_R"):
+        object.__setattr__(alone.slots, name, getattr(alone.slots, name)[:1].clone())
+    alone.cos, alone.sin = alone.cos[:1], alone.sin[:1]
+    same = torch.equal(got[:1], alone.attend(layer, query[:1], kv[:1])[0])
+    print(f"  first row bitwise the same alone: {same}")
+    if not same:
+        failures.append("rows attention")
+
+
+def timings(layers: list[Layer], rows: int, slots: int, without: str) -> None:
+    """Over distinct layers, so that weights come from memory and not from a cache."""
+    step = Step(rows, slots, 7)
+    query = torch.randn(rows, HEADS * 192, device=DEVICE)
+    kv = torch.randn(rows, SIZES.kv_width, device=DEVICE)
+    attended = torch.randn(rows, HEADS * 128, device=DEVICE)
+    latent = torch.randn(rows, SIZES.q_lora_rank, device=DEVICE)
+    norm = ops.Norm
+    units: dict[str, tuple[Callable[[Layer], object], int]] = {
+        "qkv_a": (step.attention_inputs, layers[0].inputs.codes.numel()),
+        "q_b": (
+            lambda e: ops.linear(latent, e.q_b, norm=norm(e.q_norm, 1e-6), work=step.work),
+            layers[0].q_b.codes.numel(),
+        ),
+        "attention": (
+            lambda e: step.attend(e, query, kv),
+            layers[0].kv_b.codes.numel() + rows * slots * SIZES.kv_width * 2,
+        ),
+        "o": (
+            lambda e: ops.linear(attended, e.o, add=step.x, out=step.x, work=step.work),
+            layers[0].o.codes.numel(),
+        ),
+        "router": (
+            lambda e: ops.linear(
+                step.x, e.router, norm=norm(e.ffn_norm, 1e-6), exact=True, work=step.work
+            ),
+            layers[0].router.numel() * 2,
+        ),
+        "router+route+post": (step.post, 0),
+        "shared": (step.shared, layers[0].gate_up.codes.numel() + layers[0].down.codes.numel()),
+        "all of attention": (step.attention, layers[0].attention_bytes()),
+        "attention+post": (lambda e: (step.attention(e), step.post(e)), 0),
+        "attention+post+shared": (
+            lambda e: (step.attention(e), step.post(e), step.shared(e)),
+            0,
+        ),
+    }
+    for name, (unit, num_bytes) in units.items():
+        if without and without in name:
+            continue
+        try:
+            graph = graph_of(lambda unit=unit: [unit(layer) for layer in layers])
+            spent = microseconds(graph, len(layers))
+        except Exception:
+            traceback.print_exc(limit=3)
+            failures.append(f"time of {name}")
+            continue
+        rate = f" {num_bytes / spent / 1e6:.2f} TB/s" if num_bytes else ""
+        print(f"time R={rows} n={slots} {name}: {spent:.1f} us{rate}", flush=True)
+
+
+def mailbox(layers: list[Layer], rows: int) -> None:
+    step = Step(rows, 64, 9)
+    box, repeats = step.box, 200
+    ids = torch.zeros((rows, CHOSEN), dtype=torch.int32, device=DEVICE)
+    weights = torch.ones((rows, CHOSEN), device=DEVICE)
+    normed = ops.Norm(layers[0].ffn_norm, 1e-6)
+    work: dict[str, Callable[[], object]] = {
+        "post+wait": lambda: ops.post(step.x, ids, weights, box, norm=normed),
+        "router+route+post+wait": lambda: step.post(layers[0]),
+    }
+    request, reply = box.request.numpy(), box.reply.numpy()
+    for name, ask in work.items():
+        stop = threading.Event()
+        box.reset()
+        box.y.zero_()
+
+        def answer(stop: threading.Event = stop) -> None:
+            while not stop.is_set():
+                for _ in range(1000):
+                    if request[0] != reply[0]:
+                        reply[0] = request[0]
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            graph = graph_of(lambda ask=ask: [(ask(), step.wait()) for _ in range(repeats)])
+            spent = microseconds(graph, repeats)
+            print(f"mailbox R={rows} {name}: {spent:.1f} us, error {int(box.error)}", flush=True)
+            if int(box.error) != 0:
+                failures.append("mailbox error")
+        finally:
+            stop.set()
+            thread.join()
+    box.reset()
+    box.y.fill_(3.0)
+    before = step.x.clone()
+    ops.post(step.x, ids, weights, box, norm=normed)
+    torch.cuda.synchronize()
+    check(f"posted x R={rows}", box.x[:rows].cuda(), plain_ops.rms_norm(before, *normed), 1e-6)
+    print(f"  words: request {int(box.request)}, rows {int(box.rows)}, ids {box.ids[0].tolist()}")
+    box.reply.copy_(box.request)
+    check(f"answer R={rows}", ops.wait(box, step.x), before + 3, 1e-6)
+
+
+def giving_up(layer: Layer) -> None:
+    step = Step(2, 64, 11)
+
+    def ten() -> None:
+        for _ in range(10):
+            step.post(layer)
+            step.wait()
+
+    step.box.abort.fill_(1)
+    graph = graph_of(ten)
+    for name, abort, after in (("no answer", 0, 0.0), ("abort after 0.2 s", 1, 0.2)):
+        step.box.reset()
+        begin = time.perf_counter()
+        graph.replay()
+        if abort:
+            time.sleep(after)
+            step.box.abort.fill_(1)
+        torch.cuda.synchronize()
+        spent = time.perf_counter() - begin
+        error, request = int(step.box.error), int(step.box.request)
+        print(f"giving up, {name}: {spent:.3f} s, error {error}, requests {request}", flush=True)
+        if error != (2 if abort else 1) or request != 1 or not after <= spent < 1.3:
+            failures.append(f"giving up, {name}")
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("--layers", type=int, default=8)
+    arguments.add_argument("--without", default="", help="units of this word are left out")
+    chosen = arguments.parse_args()
+    print(torch.cuda.get_device_name(), torch.__version__, flush=True)
+    layers = [Layer(seed) for seed in range(chosen.layers)]
+    parts: list[Callable[[], None]] = []
+    for rows in (1, 3, 8):
+        parts.append(lambda rows=rows: values(layers[0], rows))
+    if chosen.without != "attention":
+        parts.append(lambda: attention_values(layers[0], 1, 1000))
+        parts.append(lambda: attention_values(layers[0], 3, 77))
+        parts.append(lambda: attention_values(layers[0], 2, 16000))
+    for rows in (1, 2, 8):
+        parts.append(lambda rows=rows: mailbox(layers, rows))
+    parts.append(lambda: giving_up(layers[0]))
+    for rows in (1, 2, 8):
+        for slots in (1000, 16000):
+            parts.append(
+                lambda rows=rows, slots=slots: timings(layers, rows, slots, chosen.without)
+            )
+    for part in parts:
+        begin = time.perf_counter()
+        try:
+            part()
+        except Exception:
+            traceback.print_exc(limit=6)
+            failures.append("exception")
+        print(f"-- {time.perf_counter() - begin:.1f} s", flush=True)
+    print("FAILED: " + ", ".join(failures) if failures else "ALL OK")
+
+
+if __name__ == "__main__":
+    main()
