@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import subprocess
 import sys
 import threading
 import time
@@ -165,22 +166,23 @@ def values(layer: Layer, rows: int) -> None:
     random = torch.Generator(device=DEVICE).manual_seed(rows)
     for name, weight, exact in (
         ("inputs", layer.inputs, False), ("q_b", layer.q_b, False), ("o", layer.o, False),
-        ("router", layer.router, True), ("kv_b exact", layer.kv_b, True),
+        ("router", layer.router, True),
     ):  # fmt: skip
         inputs = weight.shape[1] if isinstance(weight, torch.Tensor) else weight.codes.shape[1]
         x = torch.randn(rows, inputs, generator=random, device=DEVICE)
         norm = ops.Norm(torch.rand(inputs, generator=random, device=DEVICE) + 0.5, 1e-6)
+        norm = None if name == "o" else norm
         got = ops.linear(x, weight, norm=norm, exact=exact)
-        check(
-            f"linear {name} R={rows}",
-            got,
-            plain_ops.linear(x, weight, norm=norm, exact=exact),
-            1e-5,
-        )
-        same = torch.equal(got[:1], ops.linear(x[:1], weight, norm=norm, exact=exact))
-        print(f"  first row bitwise the same alone: {same}")
-        if not same:
-            failures.append(f"rows {name}")
+        want = plain_ops.linear(x, weight, norm=norm, exact=exact)
+        check(f"linear {name} R={rows}", got, want, 1e-5)
+        if torch.equal(got, want):
+            failures.append(f"the same function was compared: {name}")
+        same_alone(name, got, ops.linear(x[:1], weight, norm=norm, exact=exact))
+    codes = torch.arange(256, dtype=torch.uint8, device=DEVICE)[:, None].repeat(1, 16)
+    every = Fp8Codes(codes, torch.full((2, 1), 0.5, device=DEVICE), (128, 128))
+    one = torch.eye(16, device=DEVICE)[:1]
+    got = ops.linear(one, every)[0].nan_to_num(-1e9)
+    check("all codes", got, (every.to_dense(torch.float32)[:, 0]).nan_to_num(-1e9), 0)
     x = torch.randn(rows, 2 * SHARED, generator=random, device=DEVICE)
     got = ops.linear(x, layer.down, gated=SPEC)
     check(f"gated down R={rows}", got, plain_ops.linear(x, layer.down, gated=SPEC), 1e-4)
@@ -189,6 +191,13 @@ def values(layer: Layer, rows: int) -> None:
     want_ids, want_weights = plain_ops.route(MOE, logits, layer.correction)
     check(f"route ids R={rows}", ids, want_ids, 0)
     check(f"route weights R={rows}", weights, want_weights, 1e-6)
+
+
+def same_alone(name: str, together: torch.Tensor, alone: torch.Tensor) -> None:
+    same = torch.equal(together[:1], alone)
+    print(f"  first row bitwise the same alone: {same}")
+    if not same:
+        failures.append(f"rows of {name}")
 
 
 def attention_values(layer: Layer, rows: int, slots: int) -> None:
@@ -208,13 +217,10 @@ def attention_values(layer: Layer, rows: int, slots: int) -> None:
     for name in ("slab_R", "begin_R", "own_R"):
         object.__setattr__(alone.slots, name, getattr(alone.slots, name)[:1].clone())
     alone.cos, alone.sin = alone.cos[:1], alone.sin[:1]
-    same = torch.equal(got[:1], alone.attend(layer, query[:1], kv[:1])[0])
-    print(f"  first row bitwise the same alone: {same}")
-    if not same:
-        failures.append("rows attention")
+    same_alone("attention", got, alone.attend(layer, query[:1], kv[:1])[0])
 
 
-def timings(layers: list[Layer], rows: int, slots: int, without: str) -> None:
+def timings(layers: list[Layer], rows: int, slots: int, only: str) -> None:
     """Over distinct layers, so that weights come from memory and not from a cache."""
     step = Step(rows, slots, 7)
     query = torch.randn(rows, HEADS * 192, device=DEVICE)
@@ -252,7 +258,7 @@ def timings(layers: list[Layer], rows: int, slots: int, without: str) -> None:
         ),
     }
     for name, (unit, num_bytes) in units.items():
-        if without and without in name:
+        if only not in name:
             continue
         try:
             graph = graph_of(lambda unit=unit: [unit(layer) for layer in layers])
@@ -265,20 +271,43 @@ def timings(layers: list[Layer], rows: int, slots: int, without: str) -> None:
         print(f"time R={rows} n={slots} {name}: {spent:.1f} us{rate}", flush=True)
 
 
-def mailbox(layers: list[Layer], rows: int) -> None:
-    step = Step(rows, 64, 9)
-    box, repeats = step.box, 200
+def captured_unanswered(step: Step, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """Warmed up without a server: posts and waits return at once."""
+    step.box.error.fill_(1)
+    graph = graph_of(work)
+    step.box.reset()
+    return graph
+
+
+def mailbox(layer: Layer, rows: int) -> None:
+    step, repeats = Step(rows, 64, 9), 100
+    box = step.box
     ids = torch.zeros((rows, CHOSEN), dtype=torch.int32, device=DEVICE)
     weights = torch.ones((rows, CHOSEN), device=DEVICE)
-    normed = ops.Norm(layers[0].ffn_norm, 1e-6)
-    work: dict[str, Callable[[], object]] = {
-        "post+wait": lambda: ops.post(step.x, ids, weights, box, norm=normed),
-        "router+route+post+wait": lambda: step.post(layers[0]),
-    }
+    normed = ops.Norm(layer.ffn_norm, 1e-6)
+
+    def post() -> None:
+        ops.post(step.x, ids, weights, box, norm=normed)
+
+    def many(work: Callable[[], object]) -> Callable[[], None]:
+        def run() -> None:
+            for _ in range(repeats):
+                work()
+
+        return run
+
+    word = torch.zeros(1, device=DEVICE)
+    for name, alone in (
+        ("an empty kernel", lambda: word.add_(1)),
+        ("post alone", post),
+        ("answered wait", step.wait),
+    ):  # fmt: skip
+        graph = captured_unanswered(step, many(alone))
+        print(f"mailbox R={rows} {name}: {microseconds(graph, repeats):.1f} us", flush=True)
     request, reply = box.request.numpy(), box.reply.numpy()
-    for name, ask in work.items():
+    for name, ask in (("post+wait", post), ("router+route+post+wait", lambda: step.post(layer))):
+        graph = captured_unanswered(step, many(lambda ask=ask: (ask(), step.wait())))
         stop = threading.Event()
-        box.reset()
         box.y.zero_()
 
         def answer(stop: threading.Event = stop) -> None:
@@ -290,7 +319,6 @@ def mailbox(layers: list[Layer], rows: int) -> None:
         thread = threading.Thread(target=answer)
         thread.start()
         try:
-            graph = graph_of(lambda ask=ask: [(ask(), step.wait()) for _ in range(repeats)])
             spent = microseconds(graph, repeats)
             print(f"mailbox R={rows} {name}: {spent:.1f} us, error {int(box.error)}", flush=True)
             if int(box.error) != 0:
@@ -301,10 +329,12 @@ def mailbox(layers: list[Layer], rows: int) -> None:
     box.reset()
     box.y.fill_(3.0)
     before = step.x.clone()
-    ops.post(step.x, ids, weights, box, norm=normed)
+    post()
     torch.cuda.synchronize()
     check(f"posted x R={rows}", box.x[:rows].cuda(), plain_ops.rms_norm(before, *normed), 1e-6)
-    print(f"  words: request {int(box.request)}, rows {int(box.rows)}, ids {box.ids[0].tolist()}")
+    words = int(box.request), int(box.rows), box.weights[0, 0].item()
+    if words != (1, rows, 1.0):
+        failures.append(f"words {words}")
     box.reply.copy_(box.request)
     check(f"answer R={rows}", ops.wait(box, step.x), before + 3, 1e-6)
 
@@ -317,8 +347,7 @@ def giving_up(layer: Layer) -> None:
             step.post(layer)
             step.wait()
 
-    step.box.abort.fill_(1)
-    graph = graph_of(ten)
+    graph = captured_unanswered(step, ten)
     for name, abort, after in (("no answer", 0, 0.0), ("abort after 0.2 s", 1, 0.2)):
         step.box.reset()
         begin = time.perf_counter()
@@ -334,28 +363,72 @@ def giving_up(layer: Layer) -> None:
             failures.append(f"giving up, {name}")
 
 
+def unanswered(rows: int) -> None:
+    step = Step(rows, 1, 1)
+    step.box.error.fill_(1)
+    step.wait()
+
+
+def warm_jobs(layer: Layer) -> list[Callable[[], object]]:
+    """Each compiles kernels, so that it takes less time beside others in processes of their own."""
+    step = Step(3, 200, 1)
+    step.box.error.fill_(1)
+    query = torch.zeros(3, HEADS * 192, device=DEVICE)
+    kv = torch.zeros(3, SIZES.kv_width, device=DEVICE)
+    wide = torch.zeros(3, HEADS * 128, device=DEVICE)
+    latent = torch.zeros(3, 2112, device=DEVICE)[:, :1536]
+    inner = torch.zeros(3, 2 * SHARED, device=DEVICE)
+    ids = torch.zeros((3, CHOSEN), dtype=torch.int32, device=DEVICE)
+    return [
+        lambda: step.attention_inputs(layer),
+        lambda: ops.linear(latent, layer.q_b, norm=ops.Norm(layer.q_norm, 1e-6)),
+        lambda: step.attend(layer, query, kv),
+        lambda: ops.linear(wide, layer.o, add=step.x, out=step.x),
+        lambda: ops.linear(wide, layer.o),
+        lambda: step.post(layer),
+        lambda: ops.linear(inner, layer.gate_up, norm=ops.Norm(layer.ffn_norm, 1e-6)),
+        lambda: ops.linear(inner, layer.down, gated=SPEC),
+        lambda: ops.linear(inner, layer.down, gated=SPEC, add=step.x),
+        lambda: ops.post(step.x, ids, ids.float(), step.box, norm=ops.Norm(layer.ffn_norm, 1e-6)),
+        lambda: [unanswered(rows) for rows in (1, 2, 3, 8)],
+        lambda: ops.route(MOE, inner[:, :EXPERTS].contiguous(), layer.correction),
+    ]
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser()
-    arguments.add_argument("--layers", type=int, default=8)
-    arguments.add_argument("--without", default="", help="units of this word are left out")
+    arguments.add_argument("--layers", type=int, default=4)
+    arguments.add_argument("--parts", default="values,attention,time,mailbox")
+    arguments.add_argument("--warm", type=int, help="compile the kernels of one job, no more")
     chosen = arguments.parse_args()
+    if chosen.warm is not None:
+        warm_jobs(Layer(0))[chosen.warm]()
+        return
+    begin = time.perf_counter()
+    warmers = [
+        subprocess.Popen([sys.executable, __file__, "--warm", str(job)]) for job in range(12)
+    ]
+    for warmer in warmers:
+        if warmer.wait(100) != 0:
+            failures.append("a kernel does not compile")
+    print(f"-- compiled in {time.perf_counter() - begin:.1f} s", flush=True)
     print(torch.cuda.get_device_name(), torch.__version__, flush=True)
     layers = [Layer(seed) for seed in range(chosen.layers)]
+    first = layers[0]
     parts: list[Callable[[], None]] = []
-    for rows in (1, 3, 8):
-        parts.append(lambda rows=rows: values(layers[0], rows))
-    if chosen.without != "attention":
-        parts.append(lambda: attention_values(layers[0], 1, 1000))
-        parts.append(lambda: attention_values(layers[0], 3, 77))
-        parts.append(lambda: attention_values(layers[0], 2, 16000))
-    for rows in (1, 2, 8):
-        parts.append(lambda rows=rows: mailbox(layers, rows))
-    parts.append(lambda: giving_up(layers[0]))
-    for rows in (1, 2, 8):
-        for slots in (1000, 16000):
-            parts.append(
-                lambda rows=rows, slots=slots: timings(layers, rows, slots, chosen.without)
-            )
+    if "values" in chosen.parts:
+        parts.append(lambda: values(first, 3))
+    if "attention" in chosen.parts:
+        parts.append(lambda: attention_values(first, 3, 77))
+        parts.append(lambda: attention_values(first, 2, 16000))
+    if "time" in chosen.parts:
+        for rows, slots, only in (
+            (1, 1000, ""), (1, 16000, "attention"), (8, 1000, ""), (2, 1000, "+"),
+        ):  # fmt: skip
+            parts.append(lambda at=(rows, slots, only): timings(layers, *at))
+    if "mailbox" in chosen.parts:
+        parts.extend([lambda: mailbox(first, 1), lambda: mailbox(first, 8)])
+        parts.append(lambda: giving_up(first))
     for part in parts:
         begin = time.perf_counter()
         try:

@@ -19,7 +19,7 @@ import torch  # type: ignore[import-not-found, unused-ignore]
 from moechat.decode.gpu import mailbox as plain_mailbox
 from moechat.decode.gpu import plain_ops
 from moechat.decode.gpu.mailbox import Mailbox
-from moechat.decode.gpu.weight_views import Fp8Weight, Norm, Slots, Weight
+from moechat.decode.gpu.weight_views import Fp8Weight, Norm, Slots, Weight, shape_of
 from moechat.models.spec import GroupedAttention, LatentAttention, ModelSpec, MoeSpec
 
 __all__ = [
@@ -66,6 +66,17 @@ def linear(
     Its factor of the row multiplies the sum, so what is rounded is x times the norm's weights.
     ``gated``: x is [R, 2 K], gate and up of an MLP; the input is activate(gated, gate, up).
     """
+    if _on_gpu(x_RK):
+        from moechat.decode.gpu import triton_linear
+
+        if triton_linear.fits(weight):
+            if out is None:
+                out = x_RK.new_empty((len(x_RK), shape_of(weight)[0]))
+            triton_linear.linear(
+                x_RK, weight, _counters(work, x_RK.device), out,
+                bias=bias, norm=norm, add=add, gated=gated, exact=exact,
+            )  # fmt: skip
+            return out
     result = plain_ops.linear(x_RK, weight, bias=bias, norm=norm, add=add, gated=gated, exact=exact)
     return result if out is None else out.copy_(result)
 
@@ -90,6 +101,13 @@ def latent_attention(
     nor rotated. ``kv_b`` [H * (nope + v), rank]. Absorbed (DeepSeek-V2 paper, section 2.1.2), all
     but the cache in float32.
     """
+    if _on_gpu(query_RX):
+        from moechat.decode.gpu import triton_latent
+
+        if triton_latent.fits(sizes, kv_b):
+            return triton_latent.latent_attention(
+                spec, sizes, query_RX, kv_RW, kv_norm, cos_RP, sin_RP, interleaved, kv_b, at
+            )
     return plain_ops.latent_attention(
         spec, sizes, query_RX, kv_RW, kv_norm, cos_RP, sin_RP, interleaved, kv_b, at
     )
@@ -115,6 +133,15 @@ def grouped_attention(
 
     Biases are in q, k and v already; norms are None where the model has none.
     """
+    if _on_gpu(q_RX):
+        from moechat.decode.gpu import triton_grouped
+
+        q_RHd, slot_RW = plain_ops.grouped_inputs(
+            spec, sizes, q_RX, k_RX, v_RX, q_norm, k_norm, cos_RP, sin_RP, interleaved
+        )
+        slot_RW = slot_RW.to(at.slots_SCW.dtype)
+        at.slots_SCW[at.slab_R.long(), at.own_R.long()] = slot_RW
+        return triton_grouped.attend(spec, sizes, q_RHd.contiguous(), sinks_H, at), slot_RW
     return plain_ops.grouped_attention(
         spec, sizes, q_RX, k_RX, v_RX, q_norm, k_norm, sinks_H, cos_RP, sin_RP, interleaved, at
     )

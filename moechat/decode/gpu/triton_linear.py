@@ -21,7 +21,8 @@ from moechat.models.spec import ModelSpec
 
 MAX_ROWS = 16
 _GATES = {"silu": 1, "gelu_tanh": 2, "swiglu_clamped": 3}
-_WANTED_PROGRAMS = 480  # some for each multiprocessor of the largest cards
+_WANTED_PROGRAMS = 264  # two for each multiprocessor of the largest cards
+_MOST_PARTS = 16
 _LEAST_PART = 512  # inputs
 
 
@@ -47,13 +48,13 @@ def _activate(gate, up, limit, alpha, GATE: tl.constexpr):  # type: ignore[no-un
     return (up + 1.0) * gate * tl.sigmoid(alpha * gate)
 
 
-@triton.jit(do_not_specialize=["rows"])  # type: ignore[misc, untyped-decorator, unused-ignore]
+@triton.jit(do_not_specialize=["rows", "parts"])  # type: ignore[misc, untyped-decorator, unused-ignore]
 def _linear(  # type: ignore[no-untyped-def]
     x, weight, scale, norm, bias, add, out, partial, squares, counters,
-    rows, outputs, inputs, part_inputs, x_stride, weight_stride, add_stride, out_stride,
+    rows, outputs, inputs, parts, part_inputs, x_stride, weight_stride, add_stride, out_stride,
     first_row, block_rows, block_cols, grid_cols, eps, limit, alpha,
     FP8: tl.constexpr, EXACT: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr,
-    ADD: tl.constexpr, GATE: tl.constexpr, PARTS: tl.constexpr, WHOLE: tl.constexpr,
+    ADD: tl.constexpr, GATE: tl.constexpr, MOST_PARTS: tl.constexpr, WHOLE: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     tile, part = tl.program_id(0), tl.program_id(1)
@@ -83,7 +84,8 @@ def _linear(  # type: ignore[no-untyped-def]
             square += value * value
             value *= tl.load(norm + k, mask=k < inputs, other=0.0)[None, :]
         if FP8:
-            w = w.to(tl.float8e4nv, bitcast=True).to(tl.bfloat16)
+            # By way of float16 and float32: for the straight way there are no packed instructions.
+            w = w.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(tl.float32).to(tl.bfloat16)
         if w.dtype == tl.float32:
             product = tl.dot(value, tl.trans(w), input_precision="ieee")
         elif EXACT:
@@ -97,24 +99,27 @@ def _linear(  # type: ignore[no-untyped-def]
     sum_of_squares = tl.sum(square, 1)
     each = tl.arange(0, 16)
     last = True
-    if PARTS > 1:
+    if MOST_PARTS > 1:
         place = row * outputs + n[None, :]
         tl.store(partial + part * rows * outputs + place, total, mask=own)
         if NORM:
-            tl.store(squares + (tile * PARTS + part) * 16 + each, sum_of_squares)
+            tl.store(squares + (tile * parts + part) * 16 + each, sum_of_squares)
         tl.debug_barrier()
-        last = tl.atomic_add(counters + tile, 1, sem="acq_rel", scope="gpu") == PARTS - 1
+        last = tl.atomic_add(counters + tile, 1, sem="acq_rel", scope="gpu") == parts - 1
         if last:
             total = tl.zeros((16, BN), tl.float32)
             sum_of_squares = tl.zeros((16,), tl.float32)
-            for other in range(PARTS):
+            for other in tl.static_range(MOST_PARTS):  # all loads are under way at once
                 total += tl.load(
                     partial + other * rows * outputs + place,
-                    mask=own, other=0.0, cache_modifier=".cg",
+                    mask=own & (other < parts), other=0.0, cache_modifier=".cg",
                 )  # fmt: skip
                 if NORM:
                     sum_of_squares += tl.load(
-                        squares + (tile * PARTS + other) * 16 + each, cache_modifier=".cg"
+                        squares + (tile * parts + other) * 16 + each,
+                        mask=each < tl.where(other < parts, 16, 0),
+                        other=0.0,
+                        cache_modifier=".cg",
                     )
             tl.store(counters + tile, 0)
     if last:
@@ -140,9 +145,11 @@ def _tiling(outputs: int, inputs: int, element_bytes: int, block_cols: int, exac
     tile_inputs = 128 if element_bytes < 4 else 32
     while tile_inputs > block_cols or tile_inputs > max(16, inputs):
         tile_inputs //= 2
-    tile_outputs = 64 if outputs >= 1024 and not exact and element_bytes < 4 else 16
+    tile_outputs = 16
+    if outputs >= 1024 and not exact and element_bytes < 4:
+        tile_outputs = 128 if element_bytes == 1 else 64
     tiles = -(-outputs // tile_outputs)
-    parts = max(1, min(_WANTED_PROGRAMS // tiles, inputs // _LEAST_PART))
+    parts = max(1, min(_WANTED_PROGRAMS // tiles, inputs // _LEAST_PART, _MOST_PARTS))
     part_inputs = -(-inputs // parts // tile_inputs) * tile_inputs
     return _Tiling(
         tile_outputs, tile_inputs, -(-inputs // part_inputs), part_inputs,
@@ -193,13 +200,14 @@ def linear(
         x_RK, stored, scale,
         norm.weight if norm else x_RK, bias if bias is not None else x_RK,
         add if add is not None else out_RN, out_RN, partial, squares, counters,
-        rows, outputs, inputs, tiling.part_inputs, x_RK.stride(0), stored.stride(0),
+        rows, outputs, inputs, tiling.parts, tiling.part_inputs, x_RK.stride(0), stored.stride(0),
         add.stride(0) if add is not None else 0, out_RN.stride(0),
         first_row, block[0], block[1], grid_cols, norm.eps if norm else 0.0,
         gated.activation_limit if gated else 0.0, gated.activation_alpha if gated else 0.0,
         FP8=stored.dtype == torch.uint8, EXACT=exact, NORM=norm is not None,
         BIAS=bias is not None, ADD=add is not None,
-        GATE=_GATES[gated.activation] if gated else 0, PARTS=tiling.parts,
+        GATE=_GATES[gated.activation] if gated else 0,
+        MOST_PARTS=int(triton.next_power_of_2(tiling.parts)),
         WHOLE=inputs % tiling.tile_inputs == 0 and tiling.part_inputs * tiling.parts == inputs,
         BN=tiling.tile_outputs, BK=tiling.tile_inputs, num_warps=4, num_stages=tiling.stages,
     )  # fmt: skip

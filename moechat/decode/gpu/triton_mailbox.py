@@ -27,7 +27,7 @@ _COPY_COLS = 512
 
 def _interpreted() -> bool:
     """Whether Triton's interpreter runs the kernels, which has no assembler and no timer."""
-    return bool(triton.knobs.runtime.interpret)
+    return not isinstance(_wait, triton.JITFunction)
 
 
 @triton.jit  # type: ignore[misc, untyped-decorator, unused-ignore]
@@ -141,6 +141,8 @@ def _route_and_post(  # type: ignore[no-untyped-def]
     posts = False
     if POST:
         posts = (row < tl.load(num_rows)) & (tl.load(error) == 0)
+        if (row == 0) & (part == 0) & posts:
+            tl.store(request + 3 * _LINE_WORDS, tl.load(num_rows))
     if part == 0:
         place = tl.arange(0, BC)
         real = place < CHOSEN
@@ -173,9 +175,6 @@ def _route_and_post(  # type: ignore[no-untyped-def]
             if tl.load(error) == 0:
                 number = tl.load(sequence) + 1  # wraps around
                 tl.store(sequence, number)
-                tl.store(request + 3 * _LINE_WORDS, tl.load(num_rows))
-                _fence(INTERPRETED)
-                tl.debug_barrier()
                 tl.store(request, number)
 
 
@@ -246,7 +245,7 @@ def route_and_post(
     mailbox: Mailbox | None,
     norm: Norm | None,
 ) -> None:
-    """Routes if there are logits, into ``ids_Rk`` and ``weights_Rk``; posts if there is a mailbox."""
+    """Routes if there are logits, into ids and weights; posts if there is a mailbox."""
     rows, chosen = ids_Rk.shape
     route = logits_RE is not None and moe is not None
     group_size = moe.num_experts // moe.num_groups if moe else 1
