@@ -8,6 +8,7 @@ void test_hot_path();
 void test_nodes();
 void test_compact_copy();
 void test_kv_codec();
+void test_expert_server();
 
 int main() {
   test_sampler();
@@ -16,6 +17,7 @@ int main() {
   test_nodes();
   test_compact_copy();
   test_kv_codec();
+  test_expert_server();
   test_hot_path();
   std::printf("native tests: %d failures\n", moechat_test::failures);
   return moechat_test::failures == 0 ? 0 : 1;
