@@ -1,12 +1,13 @@
 """The decode loop where a torch device has all but the routed experts: steps of up to two batches.
 
-While the device is at one batch's attention, the CPU is at the other's experts (dual-batch overlap).
+While the device is at one batch's attention, the CPU is at the other's experts: dual-batch overlap.
 No bit of a row depends on its batch, so neither do the tokens.
 """
 
 from __future__ import annotations
 
 import collections
+import itertools
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,15 +17,17 @@ import torch  # type: ignore[import-not-found, unused-ignore]
 from moechat import _native
 from moechat.decode.device_decode import Decoding
 from moechat.decode.gpu.device_cache import DeviceCaches
+from moechat.decode.gpu.expert_thread import ExpertThread
+from moechat.decode.gpu.hybrid_step import StepLost
 from moechat.decode.gpu.resident_weights import ResidentWeights
 from moechat.decode.gpu.step_inputs import MAX_ROWS
-from moechat.decode.gpu.step_lane import LaneRow, StepLane, StepLost
+from moechat.decode.gpu.step_lane import LaneRow, StepLane
 from moechat.errors import MoechatError
 from moechat.kv.cache import KVCache
 from moechat.models.spec import BoundTensor, ModelSpec
 
 _READER_PAUSE_SECONDS = 1e-3
-_LOOK_SECONDS = 0.2  # how long no request may come before the lanes are looked at
+_POLL_SECONDS = 2e-3  # between looks at the cancel flags during a step
 
 
 @dataclass
@@ -60,12 +63,13 @@ class HybridDecode:
             windows, spec.kv_width, device=self._device, dtype=dtype, limit_bytes=kv_limit_bytes
         )
         self.lanes = [StepLane(self.weights, self.caches) for _ in range(2 if anti_phase else 1)]
-        boxes = [lane.mailbox.memory for lane in self.lanes if lane.mailbox is not None]
-        self.server: _native.ExpertServer | None = None
-        if boxes:
-            places = [(memory.data_ptr(), memory.numel()) for memory in boxes]
-            self.server = _native.ExpertServer(model, pool, places, MAX_ROWS)
-        self._never = _native.CancelFlag()
+        mailboxes = [lane.mailbox for lane in self.lanes if lane.mailbox is not None]
+        self._experts = ExpertThread(model, pool, mailboxes) if mailboxes else None
+
+    @property
+    def server(self) -> _native.ExpertServer | None:
+        """Of the routed experts; None where the model has none."""
+        return None if self._experts is None else self._experts.server
 
     def generate(
         self, members: Sequence[Decoding], interrupt: _native.CancelFlag, max_steps: int
@@ -75,7 +79,7 @@ class HybridDecode:
         What is raised is raised for all; the native caches then hold the tokens before the step.
         """
         num_steps = 0
-        while all([member.generation.goes_on() for member in members]):
+        while _all_go_on(members):
             if num_steps and (interrupt.raised or 0 < max_steps <= num_steps):
                 break
             ready = [member for member in members if member.generation.queue_room > 0]
@@ -94,11 +98,12 @@ class HybridDecode:
 
     def close(self) -> None:
         """Let go of the device's memory."""
-        for number, lane in enumerate(self.lanes):
-            if self.server is not None:
-                self.server.abort(number)
+        self._abort()
+        for lane in self.lanes:
             lane.close()
         self.lanes = []
+        if self._experts is not None:
+            self._experts.close()
 
     def _run(self, ready: list[Decoding], interrupt: _native.CancelFlag, max_steps: int) -> int:
         """Steps of batches that stay as they are, until something changes; all done at the end."""
@@ -110,6 +115,8 @@ class HybridDecode:
                 lane.prepare(len(batch.members))
         running: dict[int, _Batch] = {}  # by the lane's number
         try:
+            if self._experts is not None:
+                self._experts.start()
             goes_on = True
             while running or (goes_on and waiting):
                 for number in range(len(self.lanes)):
@@ -134,13 +141,15 @@ class HybridDecode:
                     "a step on the GPU was lost", "the CPU's experts did not answer it in time"
                 ) from None
             raise
+        if self._experts is not None:
+            self._experts.stop()
         return max(batch.num_steps for batch in batches)
 
     def _batches(self, ready: list[Decoding]) -> list[_Batch]:
         count = max(min(len(self.lanes), len(ready)), -(-len(ready) // MAX_ROWS))
         size, more = divmod(len(ready), count)
         begins = [number * size + min(number, more) for number in range(count + 1)]
-        return [_Batch(ready[begin:end]) for begin, end in zip(begins, begins[1:])]
+        return [_Batch(ready[begin:end]) for begin, end in itertools.pairwise(begins)]
 
     def _begin(self, lane: StepLane, batch: _Batch) -> None:
         lane.begin(
@@ -151,19 +160,19 @@ class HybridDecode:
         )
 
     def _served(self, running: dict[int, _Batch]) -> int:
-        """Serve experts until a lane has got all of its step, or will not get them."""
-        if self.server is None:
+        """Wait until a lane has got all experts of its step, or will not get them."""
+        if self._experts is None:
             return next(iter(running))
         members = [member for batch in running.values() for member in batch.members]
-        alone = members[0].cancel if len(members) == 1 else self._never
         while True:
-            number, why = self.server.serve(alone, _LOOK_SECONDS)
+            number, look = self._experts.ended(_POLL_SECONDS)
             if number is not None:
-                return int(number)
+                return number
+            if all(member.cancel.raised for member in members):
+                self._abort()
+                return next(iter(running))
             for lane in running:
-                if why == "interrupt":
-                    self.server.abort(lane)
-                if self.server.aborted(lane) or self.lanes[lane].ended():
+                if look and (self._experts.server.aborted(lane) or self.lanes[lane].ended()):
                     return lane
 
     def _finish(self, lane: StepLane, batch: _Batch) -> bool:
@@ -180,17 +189,32 @@ class HybridDecode:
     def _may_follow(self, batch: _Batch) -> bool:
         """Whether the same batch can step once more without a look at all the others."""
         room = all(member.generation.queue_room > 0 for member in batch.members)
-        going = all([member.generation.goes_on() for member in batch.members])
-        return room and going and self.caches.has_room([m.cache for m in batch.members])
+        return (
+            room
+            and _all_go_on(batch.members)
+            and self.caches.has_room([m.cache for m in batch.members])
+        )
 
     def _recover(self) -> None:
         """Nothing is under way any more, and both sides of all mailboxes are as new."""
-        if self.server is not None:
-            for number in range(len(self.lanes)):
-                self.server.abort(number)
+        self._abort()
         for lane in self.lanes:
             lane.abandon()
+        if self._experts is not None:
+            self._experts.stop()
         for number, lane in enumerate(self.lanes):
             lane.reset()
-            if self.server is not None:
-                self.server.reset(number)
+            if self._experts is not None:
+                self._experts.server.reset(number)
+
+    def _abort(self) -> None:
+        """No lane waits for experts any longer."""
+        if self._experts is not None:
+            for number in range(len(self.lanes)):
+                self._experts.server.abort(number)
+
+
+def _all_go_on(members: Sequence[Decoding]) -> bool:
+    """Marks each that does not."""
+    going = [member.generation.goes_on() for member in members]
+    return all(going)

@@ -28,6 +28,10 @@ class StepOutputs:
     finite_LR: torch.Tensor
 
 
+class StepLost(Exception):
+    """The step was aborted, or its experts did not come: its rows are as if it had not begun."""
+
+
 class HybridStep:
     """The operations of a step, one after another on the current stream; nothing waits for them.
 
@@ -55,6 +59,8 @@ class HybridStep:
             )
             x_RD, slot_RW = self._attention(layer, x_RD, inputs, at)
             x_RD = self._feed_forward(layer, x_RD)
+            if self._lost():
+                raise StepLost
             states.append(x_RD)
             slots.append(slot_RW)
         logits_RV = ops.linear(
@@ -67,6 +73,11 @@ class HybridStep:
         if spec.final_softcap > 0:
             logits_RV = torch.tanh(logits_RV / spec.final_softcap) * spec.final_softcap
         return StepOutputs(logits_RV, torch.stack(slots), torch.stack(states).isfinite().all(-1))
+
+    def _lost(self) -> bool:
+        """Whether the experts will not come; a GPU goes on without them, nothing waits for it."""
+        mailbox = self._mailbox
+        return mailbox is not None and not mailbox.error.is_cuda and int(mailbox.error) != 0
 
     def _attention(
         self, layer: int, x_RD: torch.Tensor, inputs: StepInputs, at: ops.Slots

@@ -17,7 +17,7 @@ import torch  # type: ignore[import-not-found, unused-ignore]
 from numpy.typing import NDArray
 
 from moechat.decode.gpu.device_cache import DeviceCaches, Mirror
-from moechat.decode.gpu.hybrid_step import HybridStep, StepOutputs
+from moechat.decode.gpu.hybrid_step import HybridStep, StepLost, StepOutputs
 from moechat.decode.gpu.mailbox import ABORTED
 from moechat.decode.gpu.ops import Mailbox
 from moechat.decode.gpu.resident_weights import ResidentWeights
@@ -46,10 +46,6 @@ class LaneResult:
     logits_RV: NDArray[np.float32]
     slots_LRW: NDArray[Any]
     bad_layers: list[int]
-
-
-class StepLost(Exception):
-    """The step was aborted, or its experts did not come: its rows are as if it had not begun."""
 
 
 class StepLane:
@@ -161,6 +157,11 @@ class StepLane:
         """The inputs, on the current stream."""
         self._inputs.send()
 
+    def send_nothing(self) -> None:
+        """Inputs of a step of nobody."""
+        self._inputs.set(np.empty((0, self._weights.spec.hidden_size), np.float32), [])
+        self._inputs.send()
+
 
 class _ThreadRunner:
     """Steps on a thread of their own, operation by operation."""
@@ -233,6 +234,7 @@ class _GraphRunner:
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             if mailbox is not None:
                 mailbox.error.fill_(ABORTED)  # nobody serves: posts and waits return at once
+            self._lane.send_nothing()  # the last step's rows would write to their slots once more
             self._lane.run(rows)  # kernels are compiled and libraries loaded before a capture
             self._stream.synchronize()
             graph = torch.cuda.CUDAGraph()
