@@ -40,7 +40,10 @@ def linear(x: torch.Tensor, weight: Weight, outputs: int, **how) -> torch.Tensor
     out = torch.full((len(x), outputs), torch.nan)
     triton_linear.linear(x, weight, counters, out, **how)
     assert not counters.any()  # ready for the next product
-    near(out, plain_ops.linear(x, weight, **how), 1e-6)
+    if isinstance(weight, Fp8Codes):  # the inputs keep 11 bits
+        near(out, plain_ops.linear(x, weight, **{**how, "exact": True}), 4e-4)
+    else:
+        near(out, plain_ops.linear(x, weight, **how), 1e-6)
     return out
 
 
@@ -54,6 +57,8 @@ def test_fp8_in_parts_with_norm_and_residual() -> None:
     together = linear(x, weight, 48, norm=norm, add=add)
     alone = linear(x[1:2], weight, 48, norm=norm, add=add[1:2])
     assert torch.equal(together[1:2], alone)
+    for size in (1e-20, 1e20):  # of inputs, whose power of two float16 does not have
+        linear(x * size, weight, 48)
 
 
 def test_fp8_codes_are_decoded_exactly() -> None:
@@ -276,7 +281,7 @@ def test_operations_take_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = random_fp8(24, 300, (128, 128), random)
     norm = Norm(torch.ones(300), 1e-6)
     assert ops.linear(x, weight, norm=norm, out=out) is out
-    near(out, plain_ops.linear(x, weight, norm=norm), 1e-6)
+    near(out, plain_ops.linear(x, weight, norm=norm, exact=True), 4e-4)
     ids, _ = ops.route_and_post(MOES["groups"], out, None, x, box, norm=norm)
     assert torch.equal(box.ids[:2], ids)
     ops.post(x, *ops.route(MOES["groups"], out, None), box)

@@ -38,6 +38,7 @@ class Mailbox:
     num_rows: torch.Tensor  # int32 on the device
     limit: torch.Tensor  # int64 on the device
     arrived: torch.Tensor  # int32 on the device: blocks of a kernel that are done
+    answered: torch.Tensor  # int32 on the device: the request that the wait under way is over for
 
     @classmethod
     def create(
@@ -69,7 +70,7 @@ class Mailbox:
         }
         for number, name in enumerate(_WORDS):
             views[name] = memory[number * LINE_BYTES :][:4].view(torch.int32)
-        for name in ("sequence", "error", "num_rows", "arrived"):
+        for name in ("sequence", "error", "num_rows", "arrived", "answered"):
             views[name] = torch.zeros(1, dtype=torch.int32, device=device)
         limit = torch.full((1,), int(limit_seconds * 1e9), dtype=torch.int64, device=device)
         return cls(memory=memory, limit=limit, **views)
@@ -77,7 +78,7 @@ class Mailbox:
     def reset(self) -> None:
         """As new. No kernel may be at work; the server is reset apart."""
         self.memory[: len(_WORDS) * LINE_BYTES].zero_()
-        for word in (self.sequence, self.error, self.arrived):
+        for word in (self.sequence, self.error, self.arrived, self.answered):
             word.zero_()
 
 

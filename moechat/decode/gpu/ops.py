@@ -61,8 +61,9 @@ def linear(
 ) -> torch.Tensor:
     """x W^T (+ bias) (+ add), float32 [R, N], in ``out`` if it is given; that may be ``add``.
 
-    Inputs are rounded to bfloat16 but with float32 weights or ``exact``; sums are float32, FP8
-    scales multiply the sums of their blocks. ``norm``: the input is the root mean square norm of x.
+    Inputs are rounded to bfloat16 but with float32 weights or ``exact``; kernels round those of FP8
+    weights to the 11 bits of float16, scaled by a power of two. Sums are float32, FP8 scales
+    multiply the sums of their blocks. ``norm``: the input is the root mean square norm of x.
     Its factor of the row multiplies the sum, so what is rounded is x times the norm's weights.
     ``gated``: x is [R, 2 K], gate and up of an MLP; the input is activate(gated, gate, up).
     """

@@ -10,6 +10,8 @@ Shapes: R rows, H heads, W elements of a slot: the latent, then the rotated key;
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch  # type: ignore[import-not-found, unused-ignore]
 import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -19,8 +21,19 @@ from moechat.decode.gpu.weight_views import Slots, Weight
 from moechat.models.spec import LatentAttention, ModelSpec
 
 _PARTS = 32
-_TILE_SLOTS = 32
-_TILE_HEADS = 32
+
+
+class Tiling(NamedTuple):
+    """Heads and slots of a tile of attention."""
+
+    heads: int = 32
+    slots: int = 32
+    warps: int = 8
+    stages: int = 2
+
+
+TILING = Tiling()
+_LEAST_TILES = tl.constexpr(2)  # of a part: reading the queries has to pay
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -74,7 +87,7 @@ def _absorb(  # type: ignore[no-untyped-def]
         else:
             absorbed += triton_linear.split_dot(x, w)
     there = target + row * target_stride + c[None, :]
-    tl.store(there, absorbed, mask=(row < rows) & (c < rank)[None, :])
+    tl.store(there, absorbed.to(target.dtype.element_ty), mask=(row < rows) & (c < rank)[None, :])
 
 
 @triton.jit(do_not_specialize=["rows"])  # type: ignore[misc, untyped-decorator, unused-ignore]
@@ -121,6 +134,11 @@ def _inputs(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[misc, untyped-decorator, unused-ignore]
+def _tiles_of_part(seen, TILE_SLOTS: tl.constexpr, PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
+    return tl.maximum(tl.cdiv(tl.cdiv(seen, TILE_SLOTS), PARTS), _LEAST_TILES)
+
+
+@triton.jit  # type: ignore[misc, untyped-decorator, unused-ignore]
 def _attend(  # type: ignore[no-untyped-def]
     latent_query, slots, slab, begin, own, sums, statistics,
     heads, rank, rope, slots_of_slab, softmax_scale, softcap,
@@ -131,7 +149,7 @@ def _attend(  # type: ignore[no-untyped-def]
     width = rank + rope
     first = tl.load(begin + row)
     seen = tl.load(own + row) + 1 - first
-    tiles_of_part = tl.cdiv(tl.cdiv(seen, BN), PARTS)
+    tiles_of_part = _tiles_of_part(seen, BN, PARTS)
     start = part * tiles_of_part * BN
     if start < seen:
         h = tl.program_id(0) * BH + tl.arange(0, BH)
@@ -142,7 +160,6 @@ def _attend(  # type: ignore[no-untyped-def]
             query + rank + p[None, :], mask=(h < heads)[:, None] & (p < rope)[None, :], other=0.0
         )
         kind = slots.dtype.element_ty
-        q, q_key = q.to(kind), q_key.to(kind)
         base = slots + (tl.load(slab + row).to(tl.int64) * slots_of_slab + first) * width
         best = tl.full((BH,), float("-inf"), tl.float32)
         total = tl.zeros((BH,), tl.float32)
@@ -189,8 +206,9 @@ def _values(  # type: ignore[no-untyped-def]
     BV: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
     head, row = tl.program_id(0), tl.program_id(1)
-    tiles = tl.cdiv(tl.load(own + row) + 1 - tl.load(begin + row), TILE_SLOTS)
-    parts = tl.cdiv(tiles, tl.cdiv(tiles, PARTS))
+    seen = tl.load(own + row) + 1 - tl.load(begin + row)
+    tiles = tl.cdiv(seen, TILE_SLOTS)
+    parts = tl.cdiv(tiles, _tiles_of_part(seen, TILE_SLOTS, PARTS))
     part = tl.arange(0, PARTS)
     place = (row * heads + head) * PARTS + part
     best = tl.load(statistics + 2 * place, mask=part < parts, other=float("-inf"))
@@ -261,7 +279,7 @@ def latent_attention(
     while tile_columns > block[1]:
         tile_columns //= 2
     column_tiles = -(-rank // tile_columns)
-    latent_query = torch.empty((rows, heads, sizes.kv_width), device=device)
+    latent_query = torch.empty((rows, heads, sizes.kv_width), dtype=slots_SCW.dtype, device=device)
     new_slots = torch.empty((rows, sizes.kv_width), dtype=slots_SCW.dtype, device=device)
     _inputs[(heads * column_tiles + rows,)](
         query_RX, kv_RW, stored, scale, kv_norm, cos_RP, sin_RP, slots_SCW, at.slab_R, at.own_R,
@@ -273,18 +291,20 @@ def latent_attention(
     )  # fmt: skip
     sums = torch.empty((rows, heads, _PARTS, rank), device=device)
     statistics = torch.empty((rows, heads, _PARTS, 2), device=device)
-    tile_heads = 16 if exact or heads <= 16 else _TILE_HEADS
+    tile_heads = 16 if exact or heads <= 16 else TILING.heads
+    tile_slots = 32 if exact else TILING.slots
     _attend[(-(-heads // tile_heads), _PARTS, rows)](
         latent_query, slots_SCW, at.slab_R, at.begin_R, at.own_R, sums, statistics,
         heads, rank, rope, slots_SCW.shape[1], spec.softmax_scale, spec.attention_softcap,
-        SOFTCAP=spec.attention_softcap > 0, PARTS=_PARTS, BH=tile_heads, BN=_TILE_SLOTS,
-        BR=columns, BP=_power_of_two(rope), num_warps=8, num_stages=2,
+        SOFTCAP=spec.attention_softcap > 0, PARTS=_PARTS, BH=tile_heads, BN=tile_slots,
+        BR=columns, BP=_power_of_two(rope),
+        num_warps=TILING.warps, num_stages=TILING.stages,
     )  # fmt: skip
     out = torch.empty((rows, heads * value_width), device=device)
     _values[(heads, rows)](
         sums, statistics, at.begin_R, at.own_R, stored, scale, out,
         heads, nope, value_width, rank, stored.stride(0), first_row, *block, grid_cols,
-        FP8=fp8, PARTS=_PARTS, TILE_SLOTS=_TILE_SLOTS, BV=_power_of_two(value_width),
+        FP8=fp8, PARTS=_PARTS, TILE_SLOTS=tile_slots, BV=_power_of_two(value_width),
         BC=tile_columns, BR=columns, num_warps=8,
     )  # fmt: skip
     return out, new_slots

@@ -48,14 +48,45 @@ def _activate(gate, up, limit, alpha, GATE: tl.constexpr):  # type: ignore[no-un
     return (up + 1.0) * gate * tl.sigmoid(alpha * gate)
 
 
+@triton.jit  # type: ignore[misc, untyped-decorator, unused-ignore]
+def _powers_of_two(most):  # type: ignore[no-untyped-def]
+    """(2^n, 2^-n) that bring numbers up to ``most`` below 2^15; n within 100."""
+    exponent = ((most.to(tl.int32, bitcast=True) >> 23) & 0xFF) - 127
+    n = tl.minimum(tl.maximum(14 - exponent, -100), 100)
+    grow = ((127 + n) << 23).to(tl.float32, bitcast=True)
+    shrink = ((127 - n) << 23).to(tl.float32, bitcast=True)
+    return grow, shrink
+
+
+@triton.jit  # type: ignore[misc, untyped-decorator, unused-ignore]
+def _largest(  # type: ignore[no-untyped-def]
+    x, norm, begin, rows, inputs, x_stride, limit, alpha,
+    NORM: tl.constexpr, GATE: tl.constexpr, STEPS: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """The largest magnitude of each row's inputs [begin, begin + STEPS * BK)."""
+    row = tl.arange(0, 16)[:, None]
+    most = tl.zeros((16, BK), tl.float32)
+    for step in tl.static_range(STEPS):  # all loads are under way at once
+        k = begin + step * BK + tl.arange(0, BK)
+        here = (row < rows) & (k < inputs)[None, :]
+        value = tl.load(x + row * x_stride + k[None, :], mask=here, other=0.0)
+        if GATE > 0:
+            up = tl.load(x + row * x_stride + (inputs + k)[None, :], mask=here, other=0.0)
+            value = _activate(value, up, limit, alpha, GATE)
+        if NORM:
+            value *= tl.load(norm + k, mask=k < inputs, other=0.0)[None, :]
+        most = tl.maximum(most, tl.abs(value))
+    return tl.max(most, 1)
+
+
 @triton.jit(do_not_specialize=["rows", "parts"])  # type: ignore[misc, untyped-decorator, unused-ignore]
 def _linear(  # type: ignore[no-untyped-def]
     x, weight, scale, norm, bias, add, out, partial, squares, counters,
     rows, outputs, inputs, parts, part_inputs, x_stride, weight_stride, add_stride, out_stride,
     first_row, block_rows, block_cols, grid_cols, eps, limit, alpha,
-    FP8: tl.constexpr, EXACT: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr,
-    ADD: tl.constexpr, GATE: tl.constexpr, MOST_PARTS: tl.constexpr, WHOLE: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr,
+    FP8: tl.constexpr, HALF: tl.constexpr, EXACT: tl.constexpr, NORM: tl.constexpr,
+    BIAS: tl.constexpr, ADD: tl.constexpr, GATE: tl.constexpr, MOST_PARTS: tl.constexpr,
+    WHOLE: tl.constexpr, STEPS: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     tile, part = tl.program_id(0), tl.program_id(1)
     row = tl.arange(0, 16)[:, None]
@@ -67,6 +98,9 @@ def _linear(  # type: ignore[no-untyped-def]
     scale_row = scale + ((first_row + safe_n) // block_rows) * grid_cols
     total = tl.zeros((16, BN), tl.float32)
     square = tl.zeros((16, BK), tl.float32)
+    if HALF:
+        most = _largest(x, norm, begin, rows, inputs, x_stride, limit, alpha, NORM, GATE, STEPS, BK)
+        grow, shrink = _powers_of_two(most)
     for step in range(0, part_inputs, BK):
         start = begin + step
         k = start + tl.arange(0, BK)
@@ -83,11 +117,15 @@ def _linear(  # type: ignore[no-untyped-def]
         if NORM:
             square += value * value
             value *= tl.load(norm + k, mask=k < inputs, other=0.0)[None, :]
-        if FP8:
+        if HALF:
+            w = w.to(tl.float8e4nv, bitcast=True).to(tl.float16)
+        elif FP8:
             # By way of float16 and float32: for the straight way there are no packed instructions.
             w = w.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(tl.float32).to(tl.bfloat16)
         if w.dtype == tl.float32:
             product = tl.dot(value, tl.trans(w), input_precision="ieee")
+        elif HALF:
+            product = tl.dot((value * grow[:, None]).to(tl.float16), tl.trans(w))
         elif EXACT:
             product = split_dot(value, tl.trans(w))
         else:
@@ -95,6 +133,8 @@ def _linear(  # type: ignore[no-untyped-def]
         if FP8:
             product *= tl.load(scale_row + tl.minimum(start, inputs - 1) // block_cols)[None, :]
         total += product
+    if HALF:
+        total *= shrink[:, None]
     own = (row < rows) & inside[None, :]
     sum_of_squares = tl.sum(square, 1)
     each = tl.arange(0, 16)
@@ -132,15 +172,19 @@ def _linear(  # type: ignore[no-untyped-def]
         tl.store(out + row * out_stride + n[None, :], total, mask=own)
 
 
-class _Tiling(NamedTuple):
+class Tiling(NamedTuple):
+    """How a product is cut up: by the weight alone. ``half``: inputs in float16, scaled."""
+
     tile_outputs: int
     tile_inputs: int
     parts: int
     part_inputs: int
     stages: int
+    warps: int = 4
+    half: bool = False
 
 
-def _tiling(outputs: int, inputs: int, element_bytes: int, block_cols: int, exact: bool) -> _Tiling:
+def _tiling(outputs: int, inputs: int, element_bytes: int, block_cols: int, exact: bool) -> Tiling:
     """By the weight alone, so that the same bits come for any number of rows."""
     tile_inputs = 128 if element_bytes < 4 else 32
     while tile_inputs > block_cols or tile_inputs > max(16, inputs):
@@ -151,9 +195,9 @@ def _tiling(outputs: int, inputs: int, element_bytes: int, block_cols: int, exac
     tiles = -(-outputs // tile_outputs)
     parts = max(1, min(_WANTED_PROGRAMS // tiles, inputs // _LEAST_PART, _MOST_PARTS))
     part_inputs = -(-inputs // parts // tile_inputs) * tile_inputs
-    return _Tiling(
+    return Tiling(
         tile_outputs, tile_inputs, -(-inputs // part_inputs), part_inputs,
-        stages=4 if element_bytes == 1 else 3,
+        stages=4 if element_bytes == 1 else 3, half=element_bytes == 1 and not exact,
     )  # fmt: skip
 
 
@@ -180,6 +224,7 @@ def linear(
     add: torch.Tensor | None = None,
     gated: ModelSpec | None = None,
     exact: bool = False,
+    tiling: Tiling | None = None,
 ) -> None:
     """ops.linear into ``out_RN``. Rows of all have unit stride within."""
     outputs, inputs = shape_of(weight)
@@ -189,7 +234,7 @@ def linear(
     else:
         stored, scale, block, first_row = weight.codes, weight.scale, weight.block, weight.first_row
         grid_cols = scale.stride(0)
-    tiling = _tiling(outputs, inputs, stored.element_size(), block[1], exact)
+    tiling = tiling or _tiling(outputs, inputs, stored.element_size(), block[1], exact)
     partial = squares = out_RN
     if tiling.parts > 1:
         partial = torch.empty((tiling.parts, rows, outputs), device=x_RK.device)
@@ -204,10 +249,12 @@ def linear(
         add.stride(0) if add is not None else 0, out_RN.stride(0),
         first_row, block[0], block[1], grid_cols, norm.eps if norm else 0.0,
         gated.activation_limit if gated else 0.0, gated.activation_alpha if gated else 0.0,
-        FP8=stored.dtype == torch.uint8, EXACT=exact, NORM=norm is not None,
+        FP8=stored.dtype == torch.uint8, HALF=tiling.half, EXACT=exact, NORM=norm is not None,
         BIAS=bias is not None, ADD=add is not None,
         GATE=_GATES[gated.activation] if gated else 0,
         MOST_PARTS=int(triton.next_power_of_2(tiling.parts)),
         WHOLE=inputs % tiling.tile_inputs == 0 and tiling.part_inputs * tiling.parts == inputs,
-        BN=tiling.tile_outputs, BK=tiling.tile_inputs, num_warps=4, num_stages=tiling.stages,
+        BN=tiling.tile_outputs, BK=tiling.tile_inputs,
+        STEPS=tiling.part_inputs // tiling.tile_inputs if tiling.half else 1,
+        num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip

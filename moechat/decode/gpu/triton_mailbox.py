@@ -187,47 +187,70 @@ def _nanoseconds(thread, before, INTERPRETED: tl.constexpr):  # type: ignore[no-
 
 
 @triton.jit  # type: ignore[misc, untyped-decorator, unused-ignore]
+def _poll_host(  # type: ignore[no-untyped-def]
+    reply, wanted, limit_nanoseconds, THREADS: tl.constexpr, INTERPRETED: tl.constexpr
+):
+    """0 once the reply is there, or why none will come."""
+    thread = tl.arange(0, THREADS)
+    outcome = wanted * 0
+    waiting = wanted == wanted
+    began = _nanoseconds(thread, wanted.to(tl.int64) * 0, INTERPRETED)
+    now = began
+    while waiting:
+        # The first thread reads the reply, the second the word after it: abort.
+        word = tl.load(reply + thread * _LINE_WORDS, mask=thread < 2, other=0, volatile=True)
+        words = tl.sum((word.to(tl.int64) & 0xFFFFFFFF) << (32 * thread), 0)
+        if words.to(tl.int32) == wanted:
+            waiting = wanted != wanted
+        else:
+            now = _nanoseconds(thread, now, INTERPRETED)
+            if (words >> 32) != 0:
+                outcome = outcome * 0 + _ABORTED
+                waiting = wanted != wanted
+            elif now - began > limit_nanoseconds:
+                outcome = outcome * 0 + _GAVE_UP
+                waiting = wanted != wanted
+    return outcome
+
+
+@triton.jit  # type: ignore[misc, untyped-decorator, unused-ignore]
 def _wait(  # type: ignore[no-untyped-def]
-    reply, sequence, error, num_rows, limit, y, x, out,
+    reply, sequence, error, answered, num_rows, limit, y, x, out,
     hidden, x_stride, out_stride, rows,
     BR: tl.constexpr, BD: tl.constexpr, THREADS: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
+    # The first block alone reads the host's words, whose readers would take turns; the others
+    # wait for it, which is bounded as it is.
     row = tl.arange(0, BR)[:, None]
     d = tl.program_id(0) * BD + tl.arange(0, BD)[None, :]
-    thread = tl.arange(0, THREADS)
     real = (row < rows) & (d < hidden)
     value = tl.load(x + row * x_stride + d, mask=real, other=0.0)
     live = tl.load(num_rows)
     wanted = tl.load(sequence)
     outcome = tl.load(error)
-    limit_nanoseconds = tl.load(limit)
-    arrived = outcome != 0
-    zero = wanted.to(tl.int64) * 0
-    began = _nanoseconds(thread, zero, INTERPRETED)
-    now = began
-    while not arrived:
-        # The first thread reads the reply, the second the word after it: abort.
-        word = tl.load(reply + thread * _LINE_WORDS, mask=thread < 2, other=0, volatile=True)
-        half = (word.to(tl.int64) & 0xFFFFFFFF) << (32 * thread)
-        words = tl.sum(half, 0)
-        if words.to(tl.int32) == wanted:
-            arrived = wanted == wanted
-        else:
-            now = _nanoseconds(thread, now, INTERPRETED)
-            if (words >> 32) != 0:
-                outcome = outcome * 0 + _ABORTED
-                arrived = wanted == wanted
-            elif now - began > limit_nanoseconds:
-                outcome = outcome * 0 + _GAVE_UP
-                arrived = wanted == wanted
     if outcome == 0:
-        _fence(INTERPRETED)
-        tl.debug_barrier()
+        if tl.program_id(0) == 0:
+            outcome = _poll_host(reply, wanted, tl.load(limit), THREADS, INTERPRETED)
+            if outcome != 0:
+                tl.store(error, outcome)
+            _fence(INTERPRETED)
+            tl.debug_barrier()
+            tl.store(answered, wanted)
+        else:
+            thread = tl.arange(0, THREADS)
+            seen = wanted - 1
+            while seen != wanted:
+                word = tl.load(answered + thread * 0, mask=thread < 1, other=0, volatile=True)
+                seen = tl.sum(word, 0)
+            _fence(INTERPRETED)
+            tl.debug_barrier()
+            outcome = tl.sum(
+                tl.load(error + thread * 0, mask=thread < 1, other=0, volatile=True), 0
+            )
+    if outcome == 0:
         value += tl.load(
             y + row * hidden + d, mask=real & (row < live), other=0.0, cache_modifier=".cv"
         )
-    else:
-        tl.store(error, outcome)
     tl.store(out + row * out_stride + d, value, mask=real)
 
 
@@ -277,8 +300,8 @@ def wait(mailbox: Mailbox, x_RD: torch.Tensor, out_RD: torch.Tensor) -> None:
     """ops.wait."""
     rows, hidden = x_RD.shape
     _wait[(-(-hidden // _COPY_COLS),)](
-        mailbox.reply, mailbox.sequence, mailbox.error, mailbox.num_rows, mailbox.limit, mailbox.y,
-        x_RD, out_RD, hidden, x_RD.stride(0), out_RD.stride(0), rows,
+        mailbox.reply, mailbox.sequence, mailbox.error, mailbox.answered, mailbox.num_rows,
+        mailbox.limit, mailbox.y, x_RD, out_RD, hidden, x_RD.stride(0), out_RD.stride(0), rows,
         BR=_power_of_two(rows), BD=_COPY_COLS, THREADS=128, INTERPRETED=_interpreted(),
         num_warps=4,
     )  # fmt: skip
