@@ -275,16 +275,22 @@ def reading_rate(engine: Engine, folder: Path) -> float:
 
 
 def part_times(folder: Path, device: str, steps: int, threads: int | None) -> dict[str, float]:
-    with opened(folder, device, threads=threads, anti_phase=False) as (engine, hybrid):
+    with opened(folder, device, threads=threads) as (engine, hybrid):
         populate([path.resolve() for path in engine.model.files.weight_files], 1 << 40)
-        rate = Rate(engine, hybrid, 1)
-        rate.steps(steps)
-        found = rate.steps(steps)
-        no_experts_on_cpu(engine, hybrid, 1.0)
-        found["answered_at_once_seconds"] = rate.steps(steps)["step_seconds"]
-        rate.close()
-        found["gpu_seconds"] = gpu_chain_seconds(hybrid)
-        return found
+        return times_of(engine, hybrid, steps)
+
+
+def times_of(engine: Engine, hybrid: HybridDecode, steps: int) -> dict[str, float]:
+    """One session: with the CPU's experts, with answers at once, and without any wait."""
+    rate = Rate(engine, hybrid, 1)
+    rate.steps(8)
+    found = rate.steps(steps)
+    no_experts_on_cpu(engine, hybrid, 1.0)
+    found["answered_at_once_seconds"] = rate.steps(steps)["step_seconds"]
+    no_experts_on_cpu(engine, hybrid, 0.0)
+    rate.close()
+    found["gpu_seconds"] = gpu_chain_seconds(hybrid)
+    return found
 
 
 def speed(device: str, options: argparse.Namespace) -> None:
@@ -308,24 +314,55 @@ def measure_speed(model: SyntheticModel, device: str, options: argparse.Namespac
         "1+0": small,
         "2+0": small.cut(dense_layers=2),
         "2+1": small.cut(dense_layers=2, moe_layers=1),
-        "all": shape,
     }
     times = {}
     for name, part in parts.items():
         times[name] = part_times(model.part(part), device, steps, threads)
-        shown = {k: f"{v * 1e3:.3f} ms" for k, v in times[name].items() if k.endswith("seconds")}
-        say(f"{name} layers:", shown)
+        show_times(f"{name} layers", times[name])
+    folder = model.part(shape)
+    with opened(folder, device, threads=threads) as (engine, hybrid):
+        populate([path.resolve() for path in engine.model.files.weight_files], 1 << 40)
+        read = reading_rate(engine, folder)
+        times["all"] = times_of(engine, hybrid, steps)
+        show_times(f"{shape.dense_layers}+{shape.moe_layers} layers", times["all"])
+        used = expert_bytes(engine) / times["all"]["experts_seconds"]
+        say(
+            f"CPU experts: {used / 1e9:.1f} GB/s, plain reading {read / 1e9:.1f} GB/s: "
+            f"{used / read:.2f}; {engine.threads} threads"
+        )
+        extrapolate(times, shape)
+        lanes = hybrid.lanes
+        for share in (0.0, 0.5, 0.75):
+            no_experts_on_cpu(engine, hybrid, share)
+            for sessions in (1, 2):
+                for anti_phase in (False, True)[:sessions]:
+                    hybrid.lanes = lanes if anti_phase else lanes[:1]
+                    if time.perf_counter() - began < options.limit:
+                        beside(engine, hybrid, sessions, share, steps)
+        hybrid.lanes = lanes
+        no_experts_on_cpu(engine, hybrid, 0.0)
+        if time.perf_counter() - began < options.limit:
+            cancelled(engine, hybrid)
+            lost(engine, hybrid)
+            say(f"CPU decode alone: {cpu_alone(engine, steps) * 1e3:.2f} ms a token")
+
+
+def show_times(name: str, found: dict[str, float]) -> None:
+    seconds = {key[:-8]: value for key, value in found.items() if key.endswith("_seconds")}
+    say(f"{name}:", ", ".join(f"{key} {value * 1e3:.3f} ms" for key, value in seconds.items()))
+
+
+def extrapolate(times: dict[str, dict[str, float]], shape: Shape) -> None:
     keys = ("step_seconds", "answered_at_once_seconds", "gpu_seconds")
     dense = {key: times["2+0"][key] - times["1+0"][key] for key in keys}
     moe = {key: (times["all"][key] - times["2+1"][key]) / (shape.moe_layers - 1) for key in keys}
-    say("a dense layer:", {key: f"{value * 1e3:.3f} ms" for key, value in dense.items()})
-    say("a MoE layer:", {key: f"{value * 1e3:.3f} ms" for key, value in moe.items()})
-    experts = times["all"]["experts_seconds"]
-    rest = moe["step_seconds"] - experts - moe["gpu_seconds"]
+    show_times("a dense layer", dense)
+    show_times("a MoE layer", moe)
+    experts, gpu = times["all"]["experts_seconds"], moe["gpu_seconds"]
     say(
-        f"a MoE layer: CPU experts {experts * 1e3:.3f} ms, GPU {moe['gpu_seconds'] * 1e3:.3f} ms, "
-        f"hand-over {rest * 1e3:.3f} ms; answered at once: hand-over "
-        f"{(moe['answered_at_once_seconds'] - moe['gpu_seconds']) * 1e3:.3f} ms"
+        f"a MoE layer: CPU experts {experts * 1e3:.3f} ms, GPU {gpu * 1e3:.3f} ms, the rest "
+        f"{(moe['step_seconds'] - experts - gpu) * 1e3:.3f} ms; answered at once the rest is "
+        f"{(moe['answered_at_once_seconds'] - gpu) * 1e3:.3f} ms"
     )
     for key in keys:
         total = (
@@ -333,40 +370,20 @@ def measure_speed(model: SyntheticModel, device: str, options: argparse.Namespac
             + (WHOLE_MOE - shape.moe_layers) * moe[key]
             + (WHOLE_DENSE - shape.dense_layers) * dense[key]
         )
-        say(f"61 layers, {key}: {total * 1e3:.2f} ms a token, {1 / total:.1f} tok/s")
-    folder = model.part(shape)
-    for anti_phase in (False, True):
-        with opened(folder, device, threads=threads, anti_phase=anti_phase) as (engine, hybrid):
-            populate([path.resolve() for path in engine.model.files.weight_files], 1 << 40)
-            if not anti_phase:
-                read = reading_rate(engine, folder)
-                rate = Rate(engine, hybrid, 1)
-                rate.steps(steps)
-                one = rate.steps(steps)
-                used = expert_bytes(engine) / one["experts_seconds"]
-                say(
-                    f"CPU experts: {used / 1e9:.1f} GB/s, plain reading {read / 1e9:.1f} GB/s: "
-                    f"{used / read:.2f}; {engine.threads} threads"
-                )
-                rate.close()
-                say(f"CPU decode alone: {cpu_alone(engine, steps) * 1e3:.2f} ms a token")
-            two = Rate(engine, hybrid, 2)
-            for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-                no_experts_on_cpu(engine, hybrid, share)
-                two.steps(8)
-                found = two.steps(steps)
-                say(
-                    f"two sessions, anti-phase {anti_phase}, {share:.2f} of the experts left out: "
-                    f"{found['tokens_per_second']:.1f} tok/s, step "
-                    f"{found['step_seconds'] * 1e3:.2f} ms, experts "
-                    f"{found['experts_seconds'] * 1e3:.3f} ms a request, waiting "
-                    f"{found['waiting_seconds'] * 1e3:.3f} ms"
-                )
-            two.close()
-            if anti_phase:
-                no_experts_on_cpu(engine, hybrid, 0.0)
-                cancelled(engine, hybrid)
-                lost(engine, hybrid)
+        say(f"61 layers, {key[:-8]}: {total * 1e3:.2f} ms a token, {1 / total:.1f} tok/s")
+
+
+def beside(engine: Engine, hybrid: HybridDecode, sessions: int, share: float, steps: int) -> None:
+    rate = Rate(engine, hybrid, sessions)
+    rate.steps(8)
+    found = rate.steps(steps)
+    rate.close()
+    say(
+        f"{sessions} sessions, {len(hybrid.lanes)} lanes, {share:.2f} of the experts left out: "
+        f"{found['tokens_per_second']:.1f} tok/s, step {found['step_seconds'] * 1e3:.2f} ms; of a "
+        f"request experts {found['experts_seconds'] * 1e3:.3f} ms, "
+        f"waiting {found['waiting_seconds'] * 1e3:.3f} ms"
+    )
 
 
 def cpu_alone(engine: Engine, steps: int) -> float:
@@ -390,6 +407,7 @@ def main() -> None:
     parser.add_argument("--experts", type=int, default=256)
     parser.add_argument("--vocab", type=int, default=0)
     parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument("--limit", type=float, default=90.0, help="seconds; then no new part")
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--folder", type=Path, default=None)
     parser.add_argument("--models", type=Path, nargs="*", default=[MINI])
