@@ -203,7 +203,7 @@ class HybridStep:
             return tuple(self._product(x_RD, self._linear(role), norm=norm) for role in roles)
         outputs = self._product(x_RD, joined, norm=norm)
         sizes = self._weights.outputs(roles)
-        return tuple(outputs.split(sizes, 1))
+        return tuple(outputs.split(sizes, 1))  # type: ignore[no-untyped-call, unused-ignore]
 
     def _product(
         self,

@@ -120,6 +120,7 @@ class ResidentWeights:
 
     def _siblings(self, role: str) -> list[tuple[str, ...]]:
         """Matrices that multiply the same inputs at the same time."""
+        attention: tuple[str, ...]
         if isinstance(self.spec.attention, LatentAttention):
             attention = ("q_a" if self.spec.attention.q_lora_rank else "q", "kv_a")
         else:

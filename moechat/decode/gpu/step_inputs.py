@@ -74,11 +74,11 @@ class StepInputs:
 
 def _parts(flat: torch.Tensor, widths: Sequence[int]) -> list[torch.Tensor]:
     sizes = [MAX_ROWS * width for width in widths]
-    return [part.view(MAX_ROWS, -1) for part in flat.split(sizes)]
+    return [part.view(MAX_ROWS, -1) for part in flat.split(sizes)]  # type: ignore[no-untyped-call, unused-ignore]
 
 
 def _places(flat: torch.Tensor, layers: int) -> list[torch.Tensor]:
-    slab, begin, own, count = flat.split([MAX_ROWS, layers * MAX_ROWS, layers * MAX_ROWS, 1])
+    slab, begin, own, count = flat.split([MAX_ROWS, layers * MAX_ROWS, layers * MAX_ROWS, 1])  # type: ignore[no-untyped-call, unused-ignore]
     return [slab, begin.view(layers, MAX_ROWS), own.view(layers, MAX_ROWS), count]
 
 

@@ -215,11 +215,11 @@ class _GraphRunner:
 
     def __init__(self, lane: StepLane) -> None:
         self._lane, self._device = lane, lane.device
-        self._stream = torch.cuda.Stream(self._device)
+        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call, unused-ignore]
         self._graphs: dict[int, _Graph] = {}
         self._version = -1
         self._error = torch.zeros(1, dtype=torch.int32, pin_memory=True)
-        self._done = torch.cuda.Event()
+        self._done = torch.cuda.Event()  # type: ignore[no-untyped-call, unused-ignore]
 
     def prepared(self, rows: int) -> bool:
         return rows in self._graphs and self._version == self._lane.version
@@ -273,7 +273,7 @@ class _GraphRunner:
         return self._graphs[rows].host
 
     def ended(self) -> bool:
-        return bool(self._done.query())
+        return bool(self._done.query())  # type: ignore[no-untyped-call, unused-ignore]
 
     def close(self) -> None:
         with contextlib.suppress(RuntimeError):  # a device that failed has nothing to wait for
