@@ -102,6 +102,7 @@ class StepLane:
             positions, native = np.array([row.position], np.int32), row.cache.native
             for layer in range(len(slots_LRW)):
                 native.append(layer, positions, slots_LRW[layer, r : r + 1])
+            native.settle()  # sliding windows let go of what left them
             self._caches.appended(mirror)
         bad = [-1 if column.all() else int(column.argmin()) for column in finite_LR.T]
         return LaneResult(host.logits_RV[: len(rows)].numpy(), slots_LRW, bad[: len(rows)])
