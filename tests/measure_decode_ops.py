@@ -341,6 +341,49 @@ def mailbox(layer: Layer, rows: int) -> None:
     check(f"answer R={rows}", ops.wait(box, step.x), before + 3, 1e-6)
 
 
+def whole_layers(layers: list[Layer], rows: int) -> None:
+    """A layer with a server that takes 400 us: the GPU and the hand-over come on top."""
+    step, delay_seconds = Step(rows, 1000, 9), 400e-6
+    box = step.box
+
+    def run(ahead_bytes: int) -> None:
+        for number, layer in enumerate(layers):
+            step.attention(layer)
+            step.post(layer)
+            step.shared(layer)
+            following = layers[(number + 1) % len(layers)]
+            if ahead_bytes:
+                ops.prefetch([following.inputs, following.q_b, following.kv_b], ahead_bytes)
+            step.wait()
+
+    request, reply = box.request.numpy(), box.reply.numpy()
+    for ahead_bytes in (0, 15 << 20, 30 << 20, 45 << 20):
+        graph = captured_unanswered(step, lambda ahead_bytes=ahead_bytes: run(ahead_bytes))
+        stop = threading.Event()
+        box.y.zero_()
+
+        def answer(stop: threading.Event = stop) -> None:
+            while not stop.is_set():
+                for _ in range(1000):
+                    if request[0] != reply[0]:
+                        end = time.perf_counter() + delay_seconds
+                        while time.perf_counter() < end:
+                            pass
+                        reply[0] = request[0]
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            spent = microseconds(graph, len(layers)) - delay_seconds * 1e6
+        finally:
+            stop.set()
+            thread.join()
+        print(
+            f"layer R={rows} prefetch {ahead_bytes >> 20} MiB: {spent:.1f} us beside the server,"
+            f" error {int(box.error)}", flush=True,
+        )  # fmt: skip
+
+
 def giving_up(layer: Layer) -> None:
     step = Step(2, 64, 11)
 
@@ -501,7 +544,7 @@ def profile(layers: list[Layer]) -> None:
 def main() -> None:
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--layers", type=int, default=8)
-    arguments.add_argument("--parts", default="values,attention,time,mailbox,profile")
+    arguments.add_argument("--parts", default="values,attention,time,layer,mailbox,profile")
     arguments.add_argument("--sweep", action="store_true")
     arguments.add_argument("--share", type=int, help="of the sweep: compile its kernels, no more")
     arguments.add_argument("--warm", type=int, help="compile the kernels of one job, no more")
@@ -538,6 +581,8 @@ def main() -> None:
             (1, 1000, ""), (1, 16000, "attention"), (8, 1000, ""), (2, 1000, "+"),
         ):  # fmt: skip
             parts.append(lambda at=(rows, slots, only): timings(layers, *at))
+    if "layer" in chosen.parts:
+        parts.extend([lambda: whole_layers(layers, 1), lambda: whole_layers(layers, 2)])
     if "mailbox" in chosen.parts:
         parts.extend([lambda: mailbox(first, 1), lambda: mailbox(first, 8)])
         parts.append(lambda: giving_up(first))
