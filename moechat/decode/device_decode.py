@@ -28,6 +28,7 @@ class DeviceDecode(Protocol):
         """As generate() of cpp/decode/generate.h: the steps that each session did at most.
 
         What is raised is raised for all; the native caches then hold the tokens before the step.
+        DoesNotFit, before a step: the sessions' caches need more memory than there is.
         """
 
     def truncated(self, cache: KVCache) -> None:

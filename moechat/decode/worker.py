@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from moechat import _native
 from moechat.decode.device_decode import Decoding, DeviceDecode
 from moechat.decode.step import DecodeStep, StepRow
-from moechat.errors import EngineClosed, PacketRefused
+from moechat.errors import DoesNotFit, EngineClosed, PacketRefused
 from moechat.kv.cache import KVCache
 from moechat.kv.channel import Channel
 from moechat.kv.packet import KVPacket
@@ -206,7 +206,10 @@ class DecodeWorker:
                 Decoding(running.generation, running.start.cache, running.start.cancel)
                 for running in self._running
             ]
-            return self.device.generate(members, self._interrupt, max_steps)
+            try:
+                return self.device.generate(members, self._interrupt, max_steps)
+            except DoesNotFit:
+                pass  # the caches have outgrown the device; the CPU's are whole
         generations = [running.generation for running in self._running]
         step = self._step
         return _native.generate(step.native, step.model, generations, self._interrupt, max_steps)

@@ -160,14 +160,18 @@ def test_a_window_whose_copy_is_taken_anew(open_engine, monkeypatch):
     assert answer(engine, ids, 70) == answer(plain, ids, 70)
 
 
-def test_caches_that_do_not_fit(open_engine, monkeypatch):
+def test_caches_that_do_not_fit_are_decoded_on_the_cpu(open_engine, monkeypatch):
     monkeypatch.setattr(device_cache, "_LEAST_SLOTS", 64)
     folder = oracle_folder(SMALL_ORACLE)
-    engine = open_engine(folder)
-    with_hybrid(engine, folder, kv_limit_bytes=1)
-    sessions = [engine.session() for _ in range(2)]
-    assert answer(engine, session=sessions[0])[1] == "length"  # the least is always there
-    session = engine.session()
-    ids = np.random.default_rng(1).integers(3, engine.spec.vocab_size, 100).tolist()
+    engine, plain = open_engine(folder, compute="exact"), open_engine(folder, compute="exact")
+    hybrid = with_hybrid(engine, folder, kv_limit_bytes=1)
+    steps = []
+    monkeypatch.setattr(
+        hybrid.lanes[0], "begin", lambda rows, b=hybrid.lanes[0].begin: steps.append(b(rows))
+    )
+    ids = np.random.default_rng(1).integers(3, engine.spec.vocab_size, 50).tolist()
+    assert answer(engine, ids, 30) == answer(plain, ids, 30)
+    assert len(steps) == 64 - 49  # the least number of slots is always there
+    hybrid.caches.reserve([])
     with pytest.raises(DoesNotFit, match="KV caches"):
-        answer(engine, ids, 30, session=session)
+        hybrid.caches.reserve([engine.session().cache for _ in range(2)])

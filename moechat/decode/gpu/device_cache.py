@@ -154,17 +154,23 @@ class DeviceCaches:
 
     def _grow(self, slabs: int, slots: int) -> None:
         if not self._fits(slabs, slots):
-            raise DoesNotFit(
-                "the KV caches of the sessions that decode do not fit the device's memory",
-                f"they need {self._bytes(slabs, slots)} bytes",
-                "Fewer sessions at once, a shorter context, or decode on the CPU",
-            )
+            raise self._does_not_fit(slabs, slots)
+        self.version += 1
         for layer, old in enumerate(self.slots_SCW):
-            new = self._allocate(layer, slabs, slots)
-            new[: self._slabs, : old.shape[1]] = old
+            try:
+                new = self._allocate(layer, slabs, slots)
+            except torch.OutOfMemoryError:  # layers before are larger than they must be
+                raise self._does_not_fit(slabs, slots) from None
+            new[: old.shape[0], : old.shape[1]] = old
             self.slots_SCW[layer] = new
         self._slabs, self._slots = slabs, slots
-        self.version += 1
+
+    def _does_not_fit(self, slabs: int, slots: int) -> DoesNotFit:
+        return DoesNotFit(
+            "the KV caches of the sessions that decode do not fit the device's memory",
+            f"they need {self._bytes(slabs, slots)} bytes",
+            "Fewer sessions at once, a shorter context, or decode on the CPU",
+        )
 
     def _layer_slots(self, layer: int, slots: int) -> int:
         window = self._windows[layer]

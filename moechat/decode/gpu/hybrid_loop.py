@@ -77,6 +77,7 @@ class HybridDecode:
         """As generate() of cpp/decode/generate.h: the steps that each batch did at most.
 
         What is raised is raised for all; the native caches then hold the tokens before the step.
+        DoesNotFit, before a step: the sessions' caches need more memory than there is.
         """
         num_steps = 0
         while _all_go_on(members):
