@@ -441,7 +441,7 @@ def warm_jobs(layer: Layer) -> list[Callable[[], object]]:
 
 
 def sweep_jobs(layers: list[Layer]) -> list[tuple[str, Callable[[], float]]]:
-    """Every way to cut up each product and attention; a job gives the microseconds of one."""
+    """Many ways to cut up each product and attention; a job gives the microseconds of one."""
     jobs: list[tuple[str, Callable[[], float]]] = []
     random = torch.Generator(device=DEVICE).manual_seed(3)
     shapes: dict[str, tuple[Callable[[Layer], Fp8Codes], bool]] = {

@@ -1,4 +1,5 @@
-"""Absorbed latent attention of at most 16 rows in three kernels: queries and slots in, slots, out.
+"""Absorbed latent attention of at most 16 rows in four kernels: queries and new slots,
+attention, its parts joined, values.
 
 Slots are cut into parts by how many there are of a row, so that the bits of a row depend on its
 own slots alone. Queries in latent space and the weights of values are rounded to bfloat16 for the
@@ -26,9 +27,9 @@ _PARTS = 32
 class Tiling(NamedTuple):
     """Heads and slots of a tile of attention."""
 
-    heads: int = 32
+    heads: int = 16
     slots: int = 32
-    warps: int = 8
+    warps: int = 4
     stages: int = 2
 
 
@@ -199,45 +200,67 @@ def _attend(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[misc, untyped-decorator, unused-ignore]
-def _values(  # type: ignore[no-untyped-def]
-    sums, statistics, begin, own, weight, scale, out,
-    heads, nope, value_width, rank, weight_stride, first_row, block_rows, block_cols, grid_cols,
-    FP8: tl.constexpr, PARTS: tl.constexpr, TILE_SLOTS: tl.constexpr,
-    BV: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr,
+def _join(  # type: ignore[no-untyped-def]
+    sums, statistics, begin, own, latents, heads, rank,
+    PARTS: tl.constexpr, TILE_SLOTS: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     head, row = tl.program_id(0), tl.program_id(1)
     seen = tl.load(own + row) + 1 - tl.load(begin + row)
     tiles = tl.cdiv(seen, TILE_SLOTS)
     parts = tl.cdiv(tiles, _tiles_of_part(seen, TILE_SLOTS, PARTS))
     part = tl.arange(0, PARTS)
+    c = tl.program_id(2) * BC + tl.arange(0, BC)
     place = (row * heads + head) * PARTS + part
     best = tl.load(statistics + 2 * place, mask=part < parts, other=float("-inf"))
     total = tl.load(statistics + 2 * place + 1, mask=part < parts, other=0.0)
+    latent = tl.load(
+        sums + place.to(tl.int64)[:, None] * rank + c[None, :],
+        mask=(part < parts)[:, None] & (c < rank)[None, :], other=0.0,
+    )  # fmt: skip
     share = tl.exp2(best - tl.max(best, 0))
     share = share / tl.sum(total * share, 0)
-    v = tl.arange(0, BV)
+    latent = tl.sum(latent * share[:, None], 0)
+    tl.store(latents + (row * heads + head) * rank + c, latent, mask=c < rank)
+
+
+@triton.jit(do_not_specialize=["rows"])  # type: ignore[misc, untyped-decorator, unused-ignore]
+def _expand(  # type: ignore[no-untyped-def]
+    latents, weight, scale, out,
+    rows, heads, nope, value_width, rank,
+    weight_stride, first_row, block_rows, block_cols, grid_cols,
+    FP8: tl.constexpr, BV: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """A tile of one head's values of all rows."""
+    head = tl.program_id(0)
+    row = tl.arange(0, 16)[:, None]
+    v = tl.program_id(1) * BV + tl.arange(0, BV)
     weight_row = head * (nope + value_width) + nope + v
     weights = weight + weight_row.to(tl.int64)[:, None] * weight_stride
     scales = scale + (first_row + weight_row) // block_rows * grid_cols
-    value = tl.zeros((BV, BC), tl.float32)
-    for first in tl.static_range(0, BR, BC):
+    value = tl.zeros((16, BV), tl.float32)
+    for first in range(0, rank, BC):
         c = first + tl.arange(0, BC)
-        latent = tl.load(
-            sums + place.to(tl.int64)[:, None] * rank + c[None, :],
-            mask=(part < parts)[:, None] & (c < rank)[None, :], other=0.0,
-        )  # fmt: skip
-        latent = tl.sum(latent * share[:, None], 0)
         w = tl.load(
             weights + c[None, :], mask=(v < value_width)[:, None] & (c < rank)[None, :], other=0
         )
+        x = tl.load(
+            latents + (row * heads + head) * rank + c[None, :],
+            mask=(row < rows) & (c < rank)[None, :], other=0.0,
+        )  # fmt: skip
         if FP8:
-            w = w.to(tl.float8e4nv, bitcast=True)
-        product = w.to(tl.float32) * latent[None, :]
+            w = w.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(tl.float32).to(tl.bfloat16)
+        if w.dtype == tl.float32:
+            product = tl.dot(x, tl.trans(w), input_precision="ieee")
+        else:
+            product = triton_linear.split_dot(x, tl.trans(w))
         if FP8:
-            column_block = first // block_cols
-            product *= tl.load(scales + column_block, mask=v < value_width, other=0.0)[:, None]
+            by = tl.load(scales + first // block_cols, mask=v < value_width, other=0.0)
+            product *= by[None, :]
         value += product
-    tl.store(out + (row * heads + head) * value_width + v, tl.sum(value, 1), mask=v < value_width)
+    tl.store(
+        out + (row * heads + head) * value_width + v[None, :], value,
+        mask=(row < rows) & (v < value_width)[None, :],
+    )  # fmt: skip
 
 
 def _power_of_two(number: int) -> int:
@@ -300,11 +323,16 @@ def latent_attention(
         BR=columns, BP=_power_of_two(rope),
         num_warps=TILING.warps, num_stages=TILING.stages,
     )  # fmt: skip
+    latents = torch.empty((rows, heads, rank), device=device)
+    _join[(heads, rows, column_tiles)](
+        sums, statistics, at.begin_R, at.own_R, latents, heads, rank,
+        PARTS=_PARTS, TILE_SLOTS=tile_slots, BC=tile_columns, num_warps=4,
+    )  # fmt: skip
     out = torch.empty((rows, heads * value_width), device=device)
-    _values[(heads, rows)](
-        sums, statistics, at.begin_R, at.own_R, stored, scale, out,
-        heads, nope, value_width, rank, stored.stride(0), first_row, *block, grid_cols,
-        FP8=fp8, PARTS=_PARTS, TILE_SLOTS=tile_slots, BV=_power_of_two(value_width),
-        BC=tile_columns, BR=columns, num_warps=8,
+    tile_values = min(64, _power_of_two(value_width))
+    _expand[(heads, -(-value_width // tile_values))](
+        latents, stored, scale, out, rows, heads, nope, value_width, rank,
+        stored.stride(0), first_row, *block, grid_cols,
+        FP8=fp8, BV=tile_values, BC=tile_columns, num_warps=4,
     )  # fmt: skip
     return out, new_slots

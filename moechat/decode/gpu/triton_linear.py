@@ -21,7 +21,7 @@ from moechat.models.spec import ModelSpec
 
 MAX_ROWS = 16
 _GATES = {"silu": 1, "gelu_tanh": 2, "swiglu_clamped": 3}
-_WANTED_PROGRAMS = 264  # two for each multiprocessor of the largest cards
+_WANTED_WARPS = 1056  # eight for each multiprocessor of the largest cards
 _MOST_PARTS = 16
 _LEAST_PART = 512  # inputs
 
@@ -189,15 +189,19 @@ def _tiling(outputs: int, inputs: int, element_bytes: int, block_cols: int, exac
     tile_inputs = 128 if element_bytes < 4 else 32
     while tile_inputs > block_cols or tile_inputs > max(16, inputs):
         tile_inputs //= 2
-    tile_outputs = 16
+    tile_outputs, warps, stages = (16 if element_bytes == 4 else 32), 4, 4
     if outputs >= 1024 and not exact and element_bytes < 4:
         tile_outputs = 128 if element_bytes == 1 else 64
+    if element_bytes == 1 and not exact and outputs >= 16384:
+        tile_outputs, warps, stages = 256, 8, 3
+    if element_bytes == 4:
+        stages = 3
     tiles = -(-outputs // tile_outputs)
-    parts = max(1, min(_WANTED_PROGRAMS // tiles, inputs // _LEAST_PART, _MOST_PARTS))
+    parts = max(1, min(_WANTED_WARPS // warps // tiles, inputs // _LEAST_PART, _MOST_PARTS))
     part_inputs = -(-inputs // parts // tile_inputs) * tile_inputs
     return Tiling(
         tile_outputs, tile_inputs, -(-inputs // part_inputs), part_inputs,
-        stages=4 if element_bytes == 1 else 3, half=element_bytes == 1 and not exact,
+        stages, warps, half=element_bytes == 1 and not exact,
     )  # fmt: skip
 
 

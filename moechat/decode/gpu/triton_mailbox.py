@@ -40,6 +40,18 @@ def _fence(INTERPRETED: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[misc, untyped-decorator, unused-ignore]
+def _store_for_host(word, value, INTERPRETED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A store that leaves the GPU's caches at once; an ordinary one may stay there for long."""
+    if INTERPRETED:
+        tl.store(word, value)
+    else:
+        tl.inline_asm_elementwise(
+            "st.release.sys.global.b32 [$1], $2; fence.acq_rel.sys; mov.u32 $0, 0;", "=r,l,r",
+            [word.to(tl.int64), value], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit  # type: ignore[misc, untyped-decorator, unused-ignore]
 def _keys(value, index):  # type: ignore[no-untyped-def]
     """int64 that are in the order of the values, of equal ones the lower index first."""
     value = tl.where(value == 0.0, 0.0, value)  # both zeros are equal
@@ -175,7 +187,7 @@ def _route_and_post(  # type: ignore[no-untyped-def]
             if tl.load(error) == 0:
                 number = tl.load(sequence) + 1  # wraps around
                 tl.store(sequence, number)
-                tl.store(request, number)
+                _store_for_host(request, number, INTERPRETED)
 
 
 @triton.jit  # type: ignore[misc, untyped-decorator, unused-ignore]
