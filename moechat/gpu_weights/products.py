@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
+from moechat.gpu_weights.inputs import quantise
+from moechat.gpu_weights.kernels import gemm_kernels
 from moechat.gpu_weights.weight import Fp8Matrix, Weight
 
 # Rows of one product. Tiles begin at multiples of it whatever the chunk size is, so that the bits
@@ -45,16 +47,26 @@ def product(x_TK: torch.Tensor, weight_NK: Weight) -> torch.Tensor:
 
 
 def _of_codes(x_TK: torch.Tensor, weight_NK: Fp8Matrix) -> torch.Tensor:
-    """Without a kernel: on CUDA of weights that are decoded and rounded once more."""
+    """By a kernel; without one on CUDA of weights that are decoded and rounded once more."""
+    kernels = gemm_kernels(x_TK.device.type)
+    out_TN: torch.Tensor | None = kernels.linear(x_TK, weight_NK) if kernels else None
+    if out_TN is not None:
+        return out_TN
+    if weight_NK.quantised_inputs:
+        return quantise(x_TK).to_dense() @ weight_NK.to_dense(torch.float32).T
     if x_TK.is_cuda:
         return product(x_TK, weight_NK.to_dense(torch.bfloat16))
     return x_TK.bfloat16().float() @ weight_NK.to_dense(torch.float32).T
 
 
 def tiled_product(x_TK: torch.Tensor, weight_NK: Weight) -> torch.Tensor:
-    """product(), tile by tile."""
+    """product(), tile by tile where a row's bits depend on how many there are."""
+    if isinstance(weight_NK, Fp8Matrix) and gemm_kernels(x_TK.device.type) is not None:
+        return product(x_TK, weight_NK)
     out_TN = x_TK.new_empty((len(x_TK), len(weight_NK)), dtype=torch.float32)
-    if isinstance(weight_NK, Fp8Matrix):  # decoded once
+    if isinstance(weight_NK, Fp8Matrix) and weight_NK.quantised_inputs:
+        x_TK, weight_NK = quantise(x_TK).to_dense(), weight_NK.to_dense(torch.float32)
+    elif isinstance(weight_NK, Fp8Matrix):  # decoded once
         x_TK = x_TK.bfloat16()
         weight_NK = weight_NK.to_dense(torch.bfloat16 if x_TK.is_cuda else torch.float32)
     if x_TK.device.type == "cpu":  # widened once

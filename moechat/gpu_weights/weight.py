@@ -16,18 +16,25 @@ class Fp8Matrix:
 
     ``scale``: float32 [grid rows, grid columns], or with E before them, one a ``block`` (rows,
     columns). ``first_row``: where in its blocks' rows the first row stands: a head's rows may begin
-    amidst a block. All dense, on one device.
+    amidst a block. ``quantised_inputs``: it is multiplied with inputs as inputs.py makes them,
+    where it can be. All dense, on one device.
     """
 
     codes: torch.Tensor
     scale: torch.Tensor
     block: tuple[int, int]
     first_row: int = 0
+    quantised_inputs: bool = False
 
     @property
     def shape(self) -> torch.Size:
         """Of the codes."""
         return self.codes.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the inputs that it is multiplied with."""
+        return torch.bfloat16
 
     @property
     def device(self) -> torch.device:

@@ -1,8 +1,9 @@
 """Causal attention of a span to its keys, by a backend that is named and never falls back.
 
-"cudnn": cuDNN's fused kernel, BF16 inputs, for full attention on CUDA. "plain": float32 scores of
-a block of queries at a time, for windows, sinks, softcaps, other devices and exact mode, as
-cpp/kernels/attention/attend_block.h.
+"cudnn" and "efficient": fused kernels of cuDNN and of torch, BF16 inputs, for full attention on
+CUDA; the first is the faster one, and takes fewer widths on older cards. "plain": float32 scores of
+a block of queries at a time, for windows, sinks, softcaps, other widths and devices and exact mode,
+as cpp/kernels/attention/attend_block.h.
 
 Shapes: T queries, the tokens of the last T of n keys; H query heads, G heads of keys and values
 (H a multiple of G), d and v their widths.
@@ -10,6 +11,8 @@ Shapes: T queries, the tokens of the last T of n keys; H query heads, G heads of
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,8 +20,8 @@ import torch  # type: ignore[import-not-found, unused-ignore]
 
 from moechat.gpu_weights.products import softcap, tiles
 
-Backend = Literal["cudnn", "plain"]
-_SCORE_BYTES = 256 << 20  # of one block of queries on CUDA
+Backend = Literal["cudnn", "efficient", "plain"]
+SCORE_BYTES = 256 << 20  # of one block of queries on CUDA
 _BLOCK_ROWS = 64
 
 
@@ -40,10 +43,32 @@ class AttentionRule:
         return 0 if self.visible_begin is None else int(self.visible_begin[query])
 
 
-def choose_backend(device: torch.device, dtype: torch.dtype, rule: AttentionRule) -> Backend:
-    """The fastest backend that computes ``rule`` for matrix inputs of ``dtype``."""
+def choose_backend(
+    device: torch.device, dtype: torch.dtype, rule: AttentionRule, widths: tuple[int, int]
+) -> Backend:
+    """The fastest that computes ``rule`` for inputs of ``dtype`` and (d, v) of a head."""
     special = rule.softcap > 0 or rule.sinks_H is not None or rule.visible_begin is not None
-    return "cudnn" if device.type == "cuda" and dtype == torch.bfloat16 and not special else "plain"
+    if device.type != "cuda" or dtype != torch.bfloat16 or special:
+        return "plain"
+    fused: tuple[Backend, ...] = ("cudnn", "efficient")
+    return next((backend for backend in fused if _takes(backend, device, widths)), "plain")
+
+
+@functools.cache
+def _takes(backend: Backend, device: torch.device, widths: tuple[int, int]) -> bool:
+    """Whether a fused kernel takes such heads: tried, since each release has other rules."""
+    if any(width % 8 for width in widths):
+        return False
+    q, k, v = (
+        torch.zeros((1, 1, 64, width), dtype=torch.bfloat16, device=device)
+        for width in (widths[0], *widths)
+    )
+    try:
+        values, _ = (_cudnn if backend == "cudnn" else _efficient)(q, k, v, 1.0, causal=True)
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        return False
+    return values.shape == v.shape
 
 
 def attend(
@@ -53,15 +78,18 @@ def attend(
     v_nGv: torch.Tensor,
     rule: AttentionRule,
 ) -> torch.Tensor:
-    """[T, H, v], float32 or bfloat16; "cudnn" rounds what it is given to bfloat16."""
-    return (_cudnn if backend == "cudnn" else _plain)(q_THd, k_nGd, v_nGv, rule)
+    """[T, H, v], float32 or bfloat16; fused kernels round what they are given to bfloat16."""
+    if backend == "plain":
+        return _plain(q_THd, k_nGd, v_nGv, rule)
+    fused = _cudnn if backend == "cudnn" else _efficient
+    return _fused(fused, q_THd, k_nGd, v_nGv, rule)
 
 
 def _block_rows(heads: int, num_keys: int, device: torch.device) -> int:
     """By the shape of the whole alone: neither the chunk size nor free memory change the bits."""
     if device.type == "cpu":
         return _BLOCK_ROWS
-    return max(16, min(1024, _SCORE_BYTES // (4 * heads * num_keys) // 16 * 16))
+    return max(16, min(1024, SCORE_BYTES // (4 * heads * num_keys) // 16 * 16))
 
 
 def _probabilities(
@@ -118,8 +146,12 @@ def add_window_mass(
         mass_n[keys] += weights.sum((0, 1, 2))
 
 
-def _cudnn(
-    q_THd: torch.Tensor, k_nGd: torch.Tensor, v_nGv: torch.Tensor, rule: AttentionRule
+def _fused(
+    kernel: Callable[..., tuple[torch.Tensor, torch.Tensor]],
+    q_THd: torch.Tensor,
+    k_nGd: torch.Tensor,
+    v_nGv: torch.Tensor,
+    rule: AttentionRule,
 ) -> torch.Tensor:
     """A cached prefix and the span itself are attended to apart, and joined by their sums.
 
@@ -130,9 +162,9 @@ def _cudnn(
         k_nGd, v_nGv = (x.repeat_interleave(repeat, 1) for x in (k_nGd, v_nGv))
     q, k, v = (x.to(torch.bfloat16).transpose(0, 1)[None] for x in (q_THd, k_nGd, v_nGv))
     prefix = k.shape[2] - q.shape[2]
-    own, own_sums = _fused(q, k[:, :, prefix:], v[:, :, prefix:], rule.scale, causal=True)
+    own, own_sums = kernel(q, k[:, :, prefix:], v[:, :, prefix:], rule.scale, causal=True)
     if prefix > 0:
-        before, before_sums = _fused(
+        before, before_sums = kernel(
             q, k[:, :, :prefix], v[:, :, :prefix], rule.scale, causal=False
         )
         share = torch.sigmoid(own_sums - before_sums)
@@ -140,7 +172,7 @@ def _cudnn(
     return own[0].transpose(0, 1)
 
 
-def _fused(
+def _cudnn(
     q_1HTd: torch.Tensor, k_1Hnd: torch.Tensor, v_1Hnv: torch.Tensor, scale: float, *, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(values [1, H, T, v], logarithms of the sums of exponentials float32 [1, H, T, 1]).
@@ -151,3 +183,13 @@ def _fused(
         q_1HTd, k_1Hnd, v_1Hnv, None, True, 0.0, causal, False, scale=scale
     )
     return values, sums.reshape(*values.shape[:3], 1).float()
+
+
+def _efficient(
+    q_1HTd: torch.Tensor, k_1Hnd: torch.Tensor, v_1Hnv: torch.Tensor, scale: float, *, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same by torch's own kernel, whose sums are those of whole blocks of queries."""
+    values, sums, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
+        q_1HTd, k_1Hnd, v_1Hnv, None, True, 0.0, causal, scale=scale
+    )
+    return values, sums[..., : values.shape[2], None].float()

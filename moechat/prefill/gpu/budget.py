@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch  # type: ignore[import-not-found, unused-ignore]
 
 from moechat.errors import DoesNotFit
-from moechat.gpu_weights.decode import is_view
+from moechat.gpu_weights.decode import is_view, stays_stored
 from moechat.gpu_weights.stored import StoredMatrix, StoredWeights, total_bytes
+from moechat.prefill.gpu.activations import activation_bytes as activation_bytes
 from moechat.prefill.gpu.plan import StreamSettings
 
 MIN_SLOTS, USUAL_SLOTS, MAX_SLOTS = 2, 3, 8
@@ -21,7 +22,8 @@ def fit_settings(
 
     The head and the largest layer, decoded, come first. Then the ring: three slots, in half of what
     is left at most; what then is left keeps matrices on the device; what still is left makes more
-    slots. Raises DoesNotFit when two slots of one expert do not fit.
+    slots. A pass needs ``activation_bytes`` beside them. Raises DoesNotFit when two slots of one
+    expert do not fit.
     """
     layers = [
         {key: weights.matrices[key] for key in weights.layer_keys(layer)}
@@ -65,9 +67,15 @@ def fit_settings(
 
 
 def _decoded_bytes(matrices: dict[str, StoredMatrix], dtype: torch.dtype) -> int:
-    """Of what ``decode`` makes of them beside the stored bytes."""
+    """Of what ``weight_of`` makes of them beside the stored bytes."""
     return sum(
         matrix.layout.rows * matrix.layout.cols * dtype.itemsize
-        for matrix in matrices.values()
-        if not is_view(matrix.layout, dtype)
+        for key, matrix in matrices.items()
+        if not _as_stored(key, matrix, dtype)
     )
+
+
+def _as_stored(key: str, matrix: StoredMatrix, dtype: torch.dtype) -> bool:
+    """Codes of which every other row is wanted are decoded."""
+    halves = key.endswith("gate_up")
+    return (is_view if halves else stays_stored)(matrix.layout, dtype)

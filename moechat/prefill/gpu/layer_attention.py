@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
-from moechat.gpu_weights.products import add_bias, rms_norm, tiled_product
+from moechat.gpu_weights.products import add_bias, rms_norm, tiled_product, tiles
 from moechat.gpu_weights.weight import Weight, rows_of
 from moechat.models.spec import GroupedAttention, LatentAttention, ModelSpec
 from moechat.prefill.gpu.attention import (
@@ -26,7 +26,8 @@ from moechat.prefill.gpu.prefix import Prefix
 from moechat.prefill.gpu.rope import Angles, rotate
 from moechat.prefill.gpu.source import LayerSource, needed
 
-_GROUP_BYTES = 2 << 30  # queries, keys and values of the heads at a time, in float32
+GROUP_BYTES = 1 << 30  # queries, keys and values of the heads at a time, and what they give
+WIDE_ROWS = 4096  # whole tiles of a product, so that no bit depends on it
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,13 @@ class LayerAttention:
             sinks_H=self.source.vector(self.role + "sinks"),
             visible_begin=self.prefix.visible_begin,
         )
-        backend = choose_backend(self.source.device, self.source.dtype, rule)
         sizes = self.spec.attention
+        widths = (
+            (sizes.nope_dim + sizes.rope_dim, sizes.v_dim)
+            if isinstance(sizes, LatentAttention)
+            else (sizes.head_dim, sizes.head_dim)
+        )
+        backend = choose_backend(self.source.device, self.source.dtype, rule, widths)
         if isinstance(sizes, LatentAttention):
             return *self._latent(sizes, normed_TD, rule, backend), backend
         return *self._grouped(sizes, normed_TD, rule, backend), backend
@@ -83,20 +89,33 @@ class LayerAttention:
         q_weight = needed(self.source, self.role + query_role)
         kv_weight = needed(self.source, self.role + "kv_b")
 
+        num_tokens, num_keys = len(q_input), len(slots_nW)
+        # Fused kernels take BF16: nothing is kept in float32 for them but some rows at a time.
+        kind = torch.float32 if backend == "plain" else torch.bfloat16
+        width = nope + sizes.rope_dim
+
         def heads(group: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
             count = group.stop - group.start
-            q = tiled_product(q_input, self._of_heads(q_weight, group))
-            q = q.view(len(q_input), count, -1)
-            rotate(q[..., nope:], self.by)
-            expanded = tiled_product(slots_nW[:, :rank], self._of_heads(kv_weight, group))
-            k_v = expanded.view(len(slots_nW), count, -1)
-            shared = slots_nW[:, None, rank:].expand(-1, count, -1)
-            return q, torch.cat([k_v[..., :nope], shared], -1), k_v[..., nope:]
+            shapes = (num_tokens, width), (num_keys, width), (num_keys, sizes.v_dim)
+            q_THd, k_nHd, v_nHv = (
+                slots_nW.new_empty((rows, count, columns), dtype=kind) for rows, columns in shapes
+            )
+            for rows in tiles(num_tokens, WIDE_ROWS):
+                q = tiled_product(q_input[rows], self._of_heads(q_weight, group))
+                q = q.view(len(q), count, width)
+                rotate(q[..., nope:], self.by.of(rows))
+                q_THd[rows] = q
+            for rows in tiles(num_keys, WIDE_ROWS):
+                latent = slots_nW[rows, :rank]
+                k_v = tiled_product(latent, self._of_heads(kv_weight, group))
+                k_v = k_v.view(len(k_v), count, -1)
+                k_nHd[rows, :, :nope], v_nHv[rows] = k_v[..., :nope], k_v[..., nope:]
+            k_nHd[..., nope:] = slots_nW[:, None, rank:]
+            return q_THd, k_nHd, v_nHv
 
-        width = 2 * (nope + sizes.rope_dim + sizes.v_dim)
-        group = max(1, _GROUP_BYTES // (4 * width * len(slots_nW)))
+        head_bytes = kind.itemsize * (width + sizes.v_dim) * (num_tokens + num_keys)
         values, mass_n = self._over_heads(
-            heads, group, 1, sizes.v_dim, len(slots_nW), rule, backend
+            heads, max(1, GROUP_BYTES // head_bytes), 1, sizes.v_dim, num_keys, rule, backend
         )
         return values, slots_TW, mass_n
 

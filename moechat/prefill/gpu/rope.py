@@ -18,6 +18,10 @@ class Angles:
     sin_TP: torch.Tensor
     interleaved: bool
 
+    def of(self, rows: slice) -> Angles:
+        """Of some of the tokens."""
+        return Angles(self.cos_TP[rows], self.sin_TP[rows], self.interleaved)
+
 
 def angles(rope: Rope, first_position: int, num_tokens: int, device: torch.device) -> Angles:
     """Of positions from ``first_position`` on.

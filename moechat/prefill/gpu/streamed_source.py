@@ -16,8 +16,9 @@ import torch  # type: ignore[import-not-found, unused-ignore]
 from numpy.typing import NDArray
 
 from moechat.gpu_weights.decode import decode, is_view, stays_stored, weight_of
-from moechat.gpu_weights.stored import StoredWeights
-from moechat.gpu_weights.weight import Weight
+from moechat.gpu_weights.inputs import can_quantise
+from moechat.gpu_weights.stored import Layout, StoredWeights
+from moechat.gpu_weights.weight import Fp8Matrix, Weight
 from moechat.models.spec import BoundTensor, ModelSpec
 from moechat.prefill.gpu import register
 from moechat.prefill.gpu.parcel import Parcel, Slot
@@ -29,7 +30,7 @@ from moechat.prefill.gpu.transfer import CpuTransfer, CudaPageLock, CudaTransfer
 
 # The CPU computes these in float32 in both modes, too.
 _FLOAT32_ROLES = ("router", "shared_gate")
-_DTYPES = {"bf16": torch.bfloat16, "exact": torch.float32}
+_DTYPES = {"bf16": torch.bfloat16, "w8a8": torch.bfloat16, "exact": torch.float32}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,9 @@ class StreamedSource:
         settings: StreamSettings | None = None,
         experts: slice | None = None,
     ) -> None:
-        """``experts``: which of every layer come, consecutive ones; None for all.
+        """``compute``: "bf16", "exact", or "w8a8": inputs of FP8 matrices are quantised, too.
+
+        ``experts``: which of every layer come, consecutive ones; None for all.
 
         BadParameter for formats that cannot be streamed yet.
         """
@@ -68,6 +71,7 @@ class StreamedSource:
         self.device, self.dtype = torch.device(device), _DTYPES[compute]
         if self.device.type == "cuda" and self.device.index is None:
             self.device = torch.device("cuda", torch.cuda.current_device())
+        self._quantised_inputs = compute == "w8a8"
         self._stored = StoredWeights.of(tensors)
         self._first_expert = 0
         if experts is not None:
@@ -117,7 +121,7 @@ class StreamedSource:
                 if key == half.key:
                     with torch.inference_mode():
                         if half.first is None:
-                            known[role] = weight_of(layout, data, scale, dtype)[0]
+                            known[role] = self._weight_of(layout, data, scale, dtype)[0]
                         else:
                             known[role] = decode(layout, data, scale, dtype)[0][half.first :: 2]
         return known[role]
@@ -238,7 +242,7 @@ class StreamedSource:
             else:
                 out = self._memory(name, count * layout.rows * layout.cols)
             if not merged:
-                found[name] = weight_of(layout, data, scale, self.dtype, out)
+                found[name] = self._weight_of(layout, data, scale, self.dtype, out)
                 continue
             matrix = decode(layout, data, scale, self.dtype, out)
             for first, half in enumerate(("gate", "up")):
@@ -254,6 +258,21 @@ class StreamedSource:
         }
         first = self._first_expert + group.first
         return ExpertGroup(first, found["gate"], found["up"], found["down"], **biases)
+
+    def _weight_of(
+        self,
+        layout: Layout,
+        data: torch.Tensor,
+        scale: torch.Tensor | None,
+        dtype: torch.dtype,
+        out: torch.Tensor | None = None,
+    ) -> Weight:
+        weight = weight_of(layout, data, scale, dtype, out)
+        if not self._quantised_inputs or not isinstance(weight, Fp8Matrix):
+            return weight
+        return dataclasses.replace(
+            weight, quantised_inputs=can_quantise(layout.block, layout.inputs)
+        )
 
     def _memory(self, name: str, num_elements: int) -> torch.Tensor:
         """Memory for decoded experts, the same for every group: they come one after another."""
