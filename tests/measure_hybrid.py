@@ -120,6 +120,29 @@ def smoke(device: str, folders: list[Path]) -> None:
                 check("after a lost step", tokens_of(engine, 0, 16) == alone[0])
 
 
+def hot_on_the_device(folder: Path, device: str) -> None:
+    """Half of the experts are the device's: kernels of their own."""
+    with Engine.open(folder) as plain:
+        hot = hot_experts(plain, 0.5)
+        theirs = [tokens_of(plain, seed, 16) for seed in range(3)]
+    with opened(folder, device, gpu_experts=hot) as (engine, _):
+        ours = [tokens_of(engine, seed, 16) for seed in range(3)]
+        same = [
+            next((i for i, (a, b) in enumerate(zip(x, y)) if a != b), len(x))
+            for x, y in zip(ours, theirs)
+        ]
+        check("half of the experts on the device", sum(same) >= 24, f"equal up to {same} of 16")
+        calls = [lambda s=seed: tokens_of(engine, s, 16) for seed in range(3)]
+        check("the same in batches", at_once(calls) == ours)
+
+
+def hot_experts(engine: Engine, share: float) -> dict[int, list[int]]:
+    count = engine.spec.moe.num_experts if engine.spec.moe is not None else 0
+    chosen = np.random.default_rng(1).permutation(count)[: round(share * count)]
+    moe_layers = [n for n, layer in enumerate(engine.spec.layers) if layer.moe]
+    return {layer: sorted(chosen.tolist()) for layer in moe_layers}
+
+
 def idle_after(hybrid: HybridDecode) -> float:
     """Seconds until the card has nothing to do."""
     start = time.perf_counter()
@@ -345,6 +368,13 @@ def measure_speed(model: SyntheticModel, device: str, options: argparse.Namespac
             cancelled(engine, hybrid)
             lost(engine, hybrid)
             say(f"CPU decode alone: {cpu_alone(engine, steps) * 1e3:.2f} ms a token")
+        hot = hot_experts(engine, options.hot)
+    if options.hot and time.perf_counter() - began < options.limit:
+        with opened(folder, device, threads=threads, gpu_experts=hot) as (engine, hybrid):
+            populate([path.resolve() for path in engine.model.files.weight_files], 1 << 40)
+            say(f"{options.hot:.2f} of the experts are the device's from here on")
+            beside(engine, hybrid, 1, 0.0, steps, masked=False)
+            beside(engine, hybrid, 2, 0.0, steps, masked=False)
 
 
 def show_times(name: str, found: dict[str, float]) -> None:
@@ -373,15 +403,23 @@ def extrapolate(times: dict[str, dict[str, float]], shape: Shape) -> None:
         say(f"61 layers, {key[:-8]}: {total * 1e3:.2f} ms a token, {1 / total:.1f} tok/s")
 
 
-def beside(engine: Engine, hybrid: HybridDecode, sessions: int, share: float, steps: int) -> None:
+def beside(
+    engine: Engine,
+    hybrid: HybridDecode,
+    sessions: int,
+    share: float,
+    steps: int,
+    masked: bool = True,
+) -> None:
     rate = Rate(engine, hybrid, sessions)
     rate.steps(8)
     found = rate.steps(steps)
     rate.close()
     say(
-        f"{sessions} sessions, {len(hybrid.lanes)} lanes, {share:.2f} of the experts left out: "
-        f"{found['tokens_per_second']:.1f} tok/s, step {found['step_seconds'] * 1e3:.2f} ms; of a "
-        f"request experts {found['experts_seconds'] * 1e3:.3f} ms, "
+        f"{sessions} sessions, {len(hybrid.lanes)} lanes, "
+        + (f"{share:.2f} of the experts left out: " if masked else "experts on the device: ")
+        + f"{found['tokens_per_second']:.1f} tok/s, step {found['step_seconds'] * 1e3:.2f} ms; "
+        f"of a request experts {found['experts_seconds'] * 1e3:.3f} ms, "
         f"waiting {found['waiting_seconds'] * 1e3:.3f} ms"
     )
 
@@ -407,6 +445,7 @@ def main() -> None:
     parser.add_argument("--experts", type=int, default=256)
     parser.add_argument("--vocab", type=int, default=0)
     parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument("--hot", type=float, default=0.5, help="share of experts on the GPU")
     parser.add_argument("--limit", type=float, default=90.0, help="seconds; then no new part")
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--folder", type=Path, default=None)
@@ -414,6 +453,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.part in ("smoke", "all"):
         smoke(options.device, options.models)
+        hot_on_the_device(MINI, options.device)
     if options.part in ("speed", "all"):
         speed(options.device, options)
 

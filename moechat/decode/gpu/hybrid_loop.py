@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import itertools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch  # type: ignore[import-not-found, unused-ignore]
@@ -18,6 +18,7 @@ from moechat import _native
 from moechat.decode.device_decode import Decoding
 from moechat.decode.gpu.device_cache import DeviceCaches
 from moechat.decode.gpu.expert_thread import ExpertThread
+from moechat.decode.gpu.hot_experts import HotExperts
 from moechat.decode.gpu.hybrid_step import StepLost
 from moechat.decode.gpu.resident_weights import ResidentWeights
 from moechat.decode.gpu.step_inputs import MAX_ROWS
@@ -40,6 +41,7 @@ class HybridDecode:
     """Weights, caches, and lanes on one device, with the server of their experts.
 
     Used by the decode thread alone. ``anti_phase``: two lanes as soon as two sessions decode.
+    ``gpu_experts``: by layer, routed experts that the device has and the CPU leaves out.
     Raises BadParameter for weights of formats that no GPU path reads.
     """
 
@@ -54,6 +56,7 @@ class HybridDecode:
         compute: str = "bf16",
         anti_phase: bool = True,
         kv_limit_bytes: int | None = None,
+        gpu_experts: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
         self._device = torch.device(device)
         self.weights = ResidentWeights(spec, tensors, device=self._device, compute=compute)
@@ -62,9 +65,20 @@ class HybridDecode:
         self.caches = DeviceCaches(
             windows, spec.kv_width, device=self._device, dtype=dtype, limit_bytes=kv_limit_bytes
         )
-        self.lanes = [StepLane(self.weights, self.caches) for _ in range(2 if anti_phase else 1)]
+        hot = None
+        if gpu_experts:
+            hot = HotExperts(
+                spec, self.weights.stored, gpu_experts, device=self._device, compute=compute
+            )
+        self.lanes = [
+            StepLane(self.weights, self.caches, hot) for _ in range(2 if anti_phase else 1)
+        ]
         mailboxes = [lane.mailbox for lane in self.lanes if lane.mailbox is not None]
         self._experts = ExpertThread(model, pool, mailboxes) if mailboxes else None
+        moe_layers = [layer for layer, each in enumerate(spec.layers) if each.moe]
+        for layer, ids in (gpu_experts or {}).items():
+            if self._experts is not None:
+                self._experts.server.set_gpu_experts(moe_layers.index(layer), list(ids))
 
     @property
     def server(self) -> _native.ExpertServer | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch  # type: ignore[import-not-found, unused-ignore]
 
 from moechat.decode.gpu import ops
+from moechat.decode.gpu.hot_experts import HotExperts
 from moechat.decode.gpu.plain_ops import rms_norm
 from moechat.decode.gpu.resident_weights import Linear, ResidentWeights
 from moechat.decode.gpu.step_inputs import StepInputs
@@ -38,9 +39,15 @@ class HybridStep:
     ``mailbox``: None for a model without routed experts.
     """
 
-    def __init__(self, weights: ResidentWeights, mailbox: ops.Mailbox | None) -> None:
+    def __init__(
+        self,
+        weights: ResidentWeights,
+        mailbox: ops.Mailbox | None,
+        hot: HotExperts | None = None,
+    ) -> None:
         self._weights, self._spec, self._mailbox = weights, weights.spec, mailbox
         self._exact = weights.compute == "exact"
+        self._hot = hot
         self._work = ops.Workspace(weights.device)
 
     def run(self, inputs: StepInputs, slots_SCW: Sequence[torch.Tensor], rows: int) -> StepOutputs:
@@ -157,20 +164,22 @@ class HybridStep:
         post = self._weights.vector(role + "post_ffn_norm")
         base_RD = None if post is not None else x_RD
         if spec.layers[layer].moe:
-            branch_RD = self._experts(role, x_RD, norm, base_RD)
+            branch_RD = self._experts(layer, x_RD, norm, base_RD)
         else:
             branch_RD = self._mlp(role, x_RD, norm, base_RD)
         return branch_RD if post is None else x_RD + rms_norm(branch_RD, post, spec.rms_norm_eps)
 
     def _experts(
-        self, role: str, x_RD: torch.Tensor, norm: ops.Norm, base_RD: torch.Tensor | None
+        self, layer: int, x_RD: torch.Tensor, norm: ops.Norm, base_RD: torch.Tensor | None
     ) -> torch.Tensor:
         """Asks for the routed experts, adds the shared one to the base, then what was asked for."""
-        spec, mailbox = self._spec, self._mailbox
+        spec, mailbox, role = self._spec, self._mailbox, f"layers.{layer}."
         assert isinstance(spec.moe, MoeSpec) and mailbox is not None
         logits_RE = self._product(x_RD, self._linear(role + "router"), norm=norm)
         correction = self._weights.vector(role + "router_correction")
-        ops.route_and_post(spec.moe, logits_RE, correction, x_RD, mailbox, norm=norm)
+        ids_Rk, weights_Rk = ops.route_and_post(
+            spec.moe, logits_RE, correction, x_RD, mailbox, norm=norm
+        )
         if spec.moe.shared_intermediate_size:
             gate = self._weights.linear(role + "shared_gate")
             if gate is None:
@@ -181,6 +190,9 @@ class HybridStep:
                 base_RD = branch_RD if base_RD is None else base_RD + branch_RD
         if base_RD is None:
             base_RD = torch.zeros_like(x_RD)
+        if self._hot is not None and layer in self._hot.layers:
+            normed_RD = rms_norm(x_RD, norm.weight, norm.eps)
+            base_RD = self._hot.add(layer, normed_RD, ids_Rk, weights_Rk, base_RD)
         return ops.wait(mailbox, base_RD)
 
     def _mlp(

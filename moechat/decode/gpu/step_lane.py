@@ -17,6 +17,7 @@ import torch  # type: ignore[import-not-found, unused-ignore]
 from numpy.typing import NDArray
 
 from moechat.decode.gpu.device_cache import DeviceCaches, Mirror
+from moechat.decode.gpu.hot_experts import HotExperts
 from moechat.decode.gpu.hybrid_step import HybridStep, StepLost, StepOutputs
 from moechat.decode.gpu.mailbox import ABORTED
 from moechat.decode.gpu.ops import Mailbox
@@ -51,7 +52,9 @@ class LaneResult:
 class StepLane:
     """One step at a time: begin(), then finish(). ``mailbox`` is None without routed experts."""
 
-    def __init__(self, weights: ResidentWeights, caches: DeviceCaches) -> None:
+    def __init__(
+        self, weights: ResidentWeights, caches: DeviceCaches, hot: HotExperts | None = None
+    ) -> None:
         spec, device = weights.spec, weights.device
         self._weights, self._caches, self._device = weights, caches, device
         self.mailbox: Mailbox | None = None
@@ -64,7 +67,7 @@ class StepLane:
                 limit_seconds=_LIMIT_SECONDS,
             )
         self._inputs = StepInputs(spec, device)
-        self._step = HybridStep(weights, self.mailbox)
+        self._step = HybridStep(weights, self.mailbox, hot)
         self._runner = _GraphRunner(self) if device.type == "cuda" else _ThreadRunner(self)
         self.rows: list[LaneRow] = []  # under way
         self._mirrors: list[Mirror] = []
