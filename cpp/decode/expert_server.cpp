@@ -1,7 +1,6 @@
 #include "decode/expert_server.h"
 
 #include <algorithm>
-#include <chrono>
 #include <string>
 #include <thread>
 
@@ -16,6 +15,7 @@ using Clock = std::chrono::steady_clock;
 constexpr double kSpinSeconds = 200e-6;
 constexpr auto kNap = std::chrono::microseconds(50);  // between two looks, after that
 constexpr int kPausesPerClockRead = 16;
+constexpr int kRequestsPerJob = 16;
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
@@ -50,14 +50,14 @@ ExpertServer::ExpertServer(const Model& model, ThreadPool& pool,
   call_.compute = model.compute;
   call_.with_shared = false;
   call_.experts_per_token = model.dims.experts_per_token;
-  experts_.add_phases(job_, &call_);
-  // The worker that ends the last task replies: the client need not wait until this thread wakes.
-  job_.phases.push_back({[this]() -> int64_t {
-                           Box& box = *answered_box_;
-                           box.memory.set_reply(++box.answered);
-                           return 0;
-                         },
-                         nullptr, "experts.reply"});
+  // One job answers many requests: the worker that ends a phase replies, and looks for the next
+  // request, so that neither waits until this thread wakes.
+  for (int i = 0; i < kRequestsPerJob; ++i) {
+    job_.phases.push_back({[this]() -> int64_t { return take_request(), 0; }, nullptr,
+                           "experts.request"});
+    experts_.add_phases(job_, &call_);
+    job_.phases.push_back({[this]() -> int64_t { return reply(), 0; }, nullptr, "experts.reply"});
+  }
 }
 
 void ExpertServer::reset(int64_t mailbox, uint32_t sequence) {
@@ -79,58 +79,63 @@ void ExpertServer::set_gpu_experts(int64_t moe_layer, const std::vector<int32_t>
 Served ExpertServer::serve(const CancelFlag& interrupt, double timeout_seconds,
                            int64_t max_requests) {
   const Turn turn(in_use_);
-  for (int64_t count = 1;; ++count) {
-    size_t oldest = 0;
-    const Clock::time_point began = Clock::now();
-    const ServeEnd waited = wait(interrupt, timeout_seconds, &oldest);
-    const Clock::time_point seen = Clock::now();
-    times_.waiting_seconds += std::chrono::duration<double>(seen - began).count();
+  requests_left_ = max_requests;
+  job_.cancel = &interrupt;
+  served_.reset();
+  double spin_seconds = kSpinSeconds;
+  while (true) {
+    const ServeEnd waited = wait(interrupt, spin_seconds, timeout_seconds);
     if (waited != ServeEnd::kRequests) return {waited};
-    Box& box = boxes_[oldest];
+    stop_ = false;
+    box_ = nullptr;
     bool complete = false;
     try {
-      complete = answer(box, interrupt);
+      complete = pool_.run(Priority::kDecode, job_);
     } catch (...) {
-      box.memory.set_abort();
+      if (box_ != nullptr) box_->memory.set_abort();
       throw;
     }
-    times_.experts_seconds += seconds_since(seen);
+    if (served_) return *served_;
     if (!complete) return {ServeEnd::kInterrupt};
-    ++times_.num_requests;
-    if (box.layer == 0) return {ServeEnd::kStep, static_cast<int64_t>(oldest)};
-    if (count == max_requests) return {ServeEnd::kRequests};
+    spin_seconds = stop_ ? 0 : kSpinSeconds;  // a worker has been spinning
   }
 }
 
-// Looks at all mailboxes once. False when there is no request.
-bool ExpertServer::find_oldest(size_t* oldest) {
-  bool found = false;
-  for (size_t i = 0; i < boxes_.size(); ++i) {
-    Box& box = boxes_[i];
+// Looks at all mailboxes once: the one whose request is the oldest, or null.
+ExpertServer::Box* ExpertServer::find_oldest() {
+  Box* oldest = nullptr;
+  for (Box& box : boxes_) {
     if (box.memory.request() == box.answered || box.memory.aborted()) continue;
     if (box.seen == 0) box.seen = ++num_seen_;
-    if (!found || box.seen < boxes_[*oldest].seen) *oldest = i;
-    found = true;
+    if (oldest == nullptr || box.seen < oldest->seen) oldest = &box;
   }
-  return found;
+  return oldest;
 }
 
-// kRequests when there is one.
-ServeEnd ExpertServer::wait(const CancelFlag& interrupt, double timeout_seconds, size_t* oldest) {
+// kRequests when there is one. Sleeps between looks after `spin_seconds`.
+ServeEnd ExpertServer::wait(const CancelFlag& interrupt, double spin_seconds,
+                            double timeout_seconds) {
   const Clock::time_point began = Clock::now();
   double waited_seconds = 0;
   while (true) {
-    for (int i = 0; i < kPausesPerClockRead; ++i) {
-      if (interrupt.raised()) return ServeEnd::kInterrupt;
-      if (find_oldest(oldest)) return ServeEnd::kRequests;
-      __builtin_ia32_pause();
+    std::optional<ServeEnd> end;
+    for (int i = 0; i < kPausesPerClockRead && !end; ++i) {
+      if (interrupt.raised())
+        end = ServeEnd::kInterrupt;
+      else if (find_oldest() != nullptr)
+        end = ServeEnd::kRequests;
+      else
+        __builtin_ia32_pause();
     }
+    const double before = waited_seconds;
+    waited_seconds = seconds_since(began);
+    times_.waiting_seconds += waited_seconds - before;
+    if (end) return *end;
     if (std::all_of(boxes_.begin(), boxes_.end(),
                     [](const Box& box) { return box.memory.aborted(); }))
       return ServeEnd::kAborted;
     if (waited_seconds >= timeout_seconds) return ServeEnd::kTimeout;
-    if (waited_seconds > kSpinSeconds) std::this_thread::sleep_for(kNap);
-    waited_seconds = seconds_since(began);
+    if (waited_seconds >= spin_seconds) std::this_thread::sleep_for(kNap);
   }
 }
 
@@ -152,8 +157,19 @@ void ExpertServer::check_request(const Box& box) const {
   }
 }
 
-// False when the flag cut it short.
-bool ExpertServer::answer(Box& box, const CancelFlag& interrupt) {
+// Opens the experts' phases of the next request. When none comes in time, they get no rows.
+void ExpertServer::take_request() {
+  call_.num_rows = 0;
+  box_ = nullptr;
+  if (!stop_ && wait(*job_.cancel, kSpinSeconds, kSpinSeconds) == ServeEnd::kRequests)
+    box_ = find_oldest();  // null: given up meanwhile
+  stop_ = box_ == nullptr;
+  if (stop_) return;
+  seen_ = Clock::now();
+  open_request(*box_);
+}
+
+void ExpertServer::open_request(Box& box) {
   if (box.memory.request() != box.answered + 1) refuse(box, "it is not the next one");
   const int32_t rows = box.memory.rows();  // once: the client may still write
   if (rows < 1 || rows > box.memory.max_rows()) refuse(box, "the number of rows is out of range");
@@ -171,12 +187,22 @@ bool ExpertServer::answer(Box& box, const CancelFlag& interrupt) {
   call_.ids = ids_.data();
   call_.weights = weights_.data();
   call_.y = box.memory.y();
-  answered_box_ = &box;
-  job_.cancel = &interrupt;
-  if (!pool_.run(Priority::kDecode, job_)) return false;
+}
+
+void ExpertServer::reply() {
+  if (box_ == nullptr) return;
+  Box& box = *box_;
+  box.memory.set_reply(++box.answered);
   box.seen = 0;
   box.layer = (box.layer + 1) % layers_.size();
-  return true;
+  times_.experts_seconds += seconds_since(seen_);
+  ++times_.num_requests;
+  box_ = nullptr;
+  if (box.layer == 0)
+    served_ = {ServeEnd::kStep, &box - boxes_.data()};
+  else if (--requests_left_ == 0)
+    served_ = {ServeEnd::kRequests};
+  stop_ = served_.has_value();
 }
 
 }  // namespace moechat

@@ -1,12 +1,14 @@
 // Serves the routed experts of decode steps that run on a GPU: the GPU posts a request at every MoE
-// layer, the caller's thread polls for it and the pool computes it. Shared experts are the GPU's.
+// layer, a thread of the pool polls for it and all compute it. Shared experts are the GPU's.
 //
 // A client posts the MoE layers of a model in order, again and again; request s of a mailbox that
 // was reset at 0 is of the MoE layer number (s - 1) % num_moe_layers. Several mailboxes serve
 // several steps at once: while the GPU is at one, the CPU is at another.
 #pragma once
 #include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "cpu/threads.h"
@@ -71,10 +73,12 @@ class ExpertServer {
   };
   class Turn;  // marks the server as in use, or throws
 
-  bool find_oldest(size_t* oldest);
-  ServeEnd wait(const CancelFlag& interrupt, double timeout_seconds, size_t* oldest);
+  Box* find_oldest();
+  ServeEnd wait(const CancelFlag& interrupt, double spin_seconds, double timeout_seconds);
+  void take_request();
+  void open_request(Box& box);
+  void reply();
   void check_request(const Box& box) const;
-  bool answer(Box& box, const CancelFlag& interrupt);
   [[noreturn]] void refuse(const Box& box, const char* why) const;
 
   const Model& model_;
@@ -85,7 +89,12 @@ class ExpertServer {
   std::vector<const LayerWeights*> layers_;           // the MoE layers
   std::vector<std::vector<uint8_t>> on_gpu_;          // [MoE layer][expert]; empty: none
   std::vector<Box> boxes_;
-  Box* answered_box_ = nullptr;                       // whose request the job answers
+  // Of the job: whose request it answers, since when, and whether it is to take no more.
+  Box* box_ = nullptr;
+  std::chrono::steady_clock::time_point seen_;
+  bool stop_ = false;
+  int64_t requests_left_ = 0;     // 0: no limit
+  std::optional<Served> served_;  // what serve() will say
   std::vector<int32_t> ids_;                          // of the request, out of the client's reach
   std::vector<float> weights_;
   uint64_t num_seen_ = 0;
