@@ -31,6 +31,7 @@ class Mirror:
     first_L: Int32
     end_L: Int32
     used: int = field(default=0)  # when it was asked for last
+    fresh: bool = field(default=False)  # nobody but steps has written since it was filled
 
 
 class DeviceCaches:
@@ -59,8 +60,12 @@ class DeviceCaches:
     def sync(self, caches: Sequence[KVCache]) -> list[Mirror]:
         """Bring the copies of all caches of a step up to date. They were reserved and have room."""
         mirrors = [self._mirrors[cache] for cache in caches]
+        limit_L = [slots_SCW.shape[1] for slots_SCW in self.slots_SCW]
         for cache, mirror in zip(caches, mirrors):
-            self._fill(cache, mirror)
+            has_room = bool((mirror.end_L - mirror.first_L < limit_L).all())
+            if not (mirror.fresh and has_room and mirror.epoch == cache.epoch):
+                self._fill(cache, mirror)
+                mirror.fresh = True
         return mirrors
 
     def has_room(self, caches: Sequence[KVCache]) -> bool:
@@ -82,6 +87,7 @@ class DeviceCaches:
         """Forget slots that the native cache has no longer: a step was taken back."""
         mirror = self._mirrors.get(cache)
         if mirror is not None:
+            mirror.fresh = False
             left_L = [cache.num_slots(layer) for layer in range(cache.num_layers)]
             mirror.end_L = np.minimum(mirror.end_L, np.array(left_L, np.int32))
 
@@ -119,7 +125,8 @@ class DeviceCaches:
     def reserve(self, caches: Sequence[KVCache]) -> None:
         """Slabs for all that decode at once, and slots for the longest and one more.
 
-        No step may be under way: the tensors may move. Raises DoesNotFit when the limit is too low.
+        Whatever else writes to the caches does so before. No step may be under way: the tensors may
+        move. Raises DoesNotFit when the limit is too low.
         """
         self._clock += 1
         slots, slabs = self._slots, self._slabs
@@ -132,7 +139,7 @@ class DeviceCaches:
             self._grow(slabs, slots)
         for cache in caches:
             if cache in self._mirrors:
-                self._mirrors[cache].used = self._clock
+                self._mirrors[cache].used, self._mirrors[cache].fresh = self._clock, False
         for cache in caches:
             if cache not in self._mirrors:
                 self._mirrors[cache] = self._new_mirror(cache)
