@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moechat import _native
+from moechat.decode.device_decode import Decoding, DeviceDecode
 from moechat.decode.step import DecodeStep, StepRow
-from moechat.errors import EngineClosed, PacketRefused
+from moechat.errors import DoesNotFit, EngineClosed, PacketRefused
 from moechat.kv.cache import KVCache
 from moechat.kv.channel import Channel
 from moechat.kv.packet import KVPacket
@@ -105,12 +106,20 @@ Control = Truncate | StepLast | DecodeStart | Call | Attach | Close
 
 
 class DecodeWorker:
-    """One thread, one channel in. Between two steps it looks at what arrived."""
+    """One thread, one channel in. Between two steps it looks at what arrived.
+
+    ``device`` makes the steps of generations without a drafter, if there is one; it is closed with
+    the thread.
+    """
 
     def __init__(
-        self, model: _native.Model, pool: _native.ThreadPool, channel_capacity: int
+        self,
+        model: _native.Model,
+        pool: _native.ThreadPool,
+        channel_capacity: int,
+        device: DeviceDecode | None = None,
     ) -> None:
-        self._step = DecodeStep(model, pool)
+        self._step, self.device = DecodeStep(model, pool), device
         self._interrupt = _native.CancelFlag()
         self.channel: Channel[Control] = Channel(channel_capacity, self._interrupt.raise_)
         self._caches: weakref.WeakValueDictionary[int, KVCache] = weakref.WeakValueDictionary()
@@ -136,6 +145,8 @@ class DecodeWorker:
                 self._generate(max_steps=0 if all_read else 1)
         for running in self._running:
             self._finish(running, "cancelled", None)
+        if self.device is not None:
+            self.device.close()
         self.channel.close()
         while message := self.channel.receive(block=False):
             self._refuse(message)
@@ -175,11 +186,8 @@ class DecodeWorker:
         """
         began = time.monotonic()
         error: Exception | None = None
-        generations = [running.generation for running in self._running]
         try:
-            steps = _native.generate(
-                self._step.native, self._step.model, generations, self._interrupt, max_steps
-            )
+            steps = self._steps(max_steps)
             if steps:
                 self._step_seconds = (time.monotonic() - began) / steps
         except Exception as failure:  # told to whoever waits: this thread serves everybody
@@ -191,6 +199,20 @@ class DecodeWorker:
                 own = None if named is None else _native.NativeError(*named)
                 self._finish(running, reason, own or error)
         del error  # its traceback holds this frame
+
+    def _steps(self, max_steps: int) -> int:
+        if self.device is not None and all(r.start.drafter is None for r in self._running):
+            members = [
+                Decoding(running.generation, running.start.cache, running.start.cancel)
+                for running in self._running
+            ]
+            try:
+                return self.device.generate(members, self._interrupt, max_steps)
+            except DoesNotFit:
+                pass  # the caches have outgrown the device; the CPU's are whole
+        generations = [running.generation for running in self._running]
+        step = self._step
+        return _native.generate(step.native, step.model, generations, self._interrupt, max_steps)
 
     @staticmethod
     def _finish(running: _Running, reason: str, error: Exception | None) -> None:
@@ -207,6 +229,8 @@ class DecodeWorker:
             case Truncate(cache, position, done):
                 self._refused.pop(cache.session, None)
                 cache.truncate(position)
+                if self.device is not None:
+                    self.device.truncated(cache)
                 done()
             case StepLast():
                 self._step_last(message)

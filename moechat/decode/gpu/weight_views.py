@@ -14,10 +14,21 @@ import torch  # type: ignore[import-not-found, unused-ignore]
 class Fp8Weight(Protocol):
     """FP8 e4m3 codes uint8 [N, K] with a float32 scale a block; ``gpu_weights.weight`` has it."""
 
-    codes: torch.Tensor
-    scale: torch.Tensor
-    block: tuple[int, int]
-    first_row: int  # of the matrix within its grid of scales
+    @property
+    def codes(self) -> torch.Tensor:
+        """uint8 [N, K]."""
+
+    @property
+    def scale(self) -> torch.Tensor:
+        """float32, one a block."""
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """Rows and columns of a block."""
+
+    @property
+    def first_row(self) -> int:
+        """Of the matrix within its grid of scales."""
 
     def to_dense(self, dtype: torch.dtype) -> torch.Tensor:
         """Codes times scales [N, K]."""
