@@ -29,4 +29,5 @@ PYBIND11_MODULE(_native, m) {
   moechat::register_engine(m);
   moechat::register_generation(m);
   moechat::register_mailbox(m);
+  moechat::register_copies(m);
 }

@@ -45,5 +45,6 @@ void register_resident(pybind11::module_& m);
 void register_engine(pybind11::module_& m);
 void register_generation(pybind11::module_& m);
 void register_mailbox(pybind11::module_& m);
+void register_copies(pybind11::module_& m);
 
 }  // namespace moechat

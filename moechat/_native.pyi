@@ -135,6 +135,14 @@ def read_checksum(array: NDArray[Any], begin_byte: int, end_byte: int) -> int: .
 def read_bandwidth(
     pool: ThreadPool, array: NDArray[Any], begin_byte: int, end_byte: int, prefetch: bool = False
 ) -> int: ...
+def copy_pieces(
+    function: int,
+    target: int,
+    target_bytes: int,
+    spans: Sequence[tuple[int, NDArray[Any]]],
+    piece_bytes: int,
+    stream: int,
+) -> None: ...
 
 class CancelFlag:
     def __init__(self) -> None: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import threading
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from moechat import _native
 from moechat.weights.mapped import map_files
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'moechat[gpu]'")
@@ -122,6 +124,8 @@ def test_a_window_that_is_being_locked_is_waited_for(content: np.ndarray) -> Non
 
 
 class _Point:
+    cuda_stream = 0
+
     """A stream and an event at once: everything is over at once."""
 
     def __init__(self, *arguments: object, **settings: object) -> None:
@@ -140,6 +144,7 @@ class _Cuda:
     Stream = Event = _Point
     result = 0
     registered: ClassVar[list[int]] = []
+    pieces: ClassVar[list[int]] = []
 
     @staticmethod
     @contextmanager
@@ -169,7 +174,42 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> type[_Cuda]:
     monkeypatch.setattr(
         CudaTransfer, "host_buffer", lambda self, size: torch.empty(size, dtype=torch.uint8)
     )
+    _Cuda.pieces = []
+    monkeypatch.setattr(transfer_module, "_copy_function", lambda: COPY_ADDRESS)
     return _Cuda
+
+
+COPY_TYPE = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p
+)
+
+
+@COPY_TYPE
+def copy_now(target: int, source: int, num_bytes: int, stream: int | None) -> int:
+    ctypes.memmove(target, source, num_bytes)
+    _Cuda.pieces.append(num_bytes)
+    return 700 if stream == REFUSING else 0
+
+
+COPY_ADDRESS = ctypes.cast(copy_now, ctypes.c_void_p).value
+REFUSING = 99
+
+
+def test_copies_in_one_call_stay_inside_and_errors_are_told() -> None:
+    target = np.zeros(100, np.uint8)
+    source = np.arange(50, dtype=np.uint8)
+    given = COPY_ADDRESS, target.ctypes.data, target.nbytes
+    _native.copy_pieces(*given, [(50, source), (0, source[:10])], 7, 0)
+    assert (target[50:] == source).all() and (target[:10] == source[:10]).all()
+    assert not target[10:50].any()
+    for begin in (51, -1, 1 << 62):
+        with pytest.raises(_native.NativeError, match="leave its target"):
+            _native.copy_pieces(*given, [(begin, source)], 7, 0)
+    for piece_bytes, rows in ((0, source), (-1, source), (7, source[::2])):
+        with pytest.raises(_native.NativeError):
+            _native.copy_pieces(*given, [(0, rows)], piece_bytes, 0)
+    with pytest.raises(_native.NativeError, match="CUDA error 700"):
+        _native.copy_pieces(*given, [(0, source)], 7, REFUSING)
 
 
 @pytest.mark.parametrize("refused,staged", [((), 0), ((1,), WINDOW), ((0, 1, 2), SIZE - 7)])
@@ -179,9 +219,11 @@ def test_bytes_arrive_straight_or_by_way_of_buffers(
     registrar = Registrar(Record(refused), limit_bytes=1 << 40, window_bytes=WINDOW)
     copies = CudaTransfer(torch.device("cpu"), registrar, piece_bytes=1000)
     target = torch.zeros(SIZE - 7, dtype=torch.uint8)
-    copies.copy(target, content[7:])
+    copies.copy(target, [(0, content[7:20]), (13, content[20:])])
     assert (target.numpy() == content[7:]).all()
     assert copies.staged_bytes == staged
+    assert sum(fake_cuda.pieces) == SIZE - 7 - staged
+    assert max(fake_cuda.pieces, default=0) <= 1000
     assert copies.seconds(copies.copy_mark(), copies.copy_mark()) == 0.25
     copies.close()
     assert registrar.registered_bytes == 0

@@ -101,8 +101,7 @@ class Parcel:
         size = self._small.size_bytes
         if size:
             transfer.copy_small(slot.small[:size], slot.host_small[:size])
-        for begin, array in _merged(self._large.copies):
-            transfer.copy(slot.memory[begin : begin + len(array)], array)
+        transfer.copy(slot.memory, _merged(self._large.copies))
 
     def parts(self, slot: Slot) -> Iterator[tuple[str, Layout, torch.Tensor, torch.Tensor | None]]:
         """Name, layout, data [n, bytes] and scale [n, bytes] of each part in a filled slot."""

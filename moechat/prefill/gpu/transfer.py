@@ -6,15 +6,18 @@ Both have the same calls, so that everything above them is the same code.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch  # type: ignore[import-not-found, unused-ignore]
 from numpy.typing import NDArray
 
+from moechat import _native
 from moechat.prefill.gpu.register import Registrar
 
 Bytes = NDArray[np.uint8]
@@ -32,8 +35,8 @@ class Transfer(Protocol):
     def host_buffer(self, size_bytes: int) -> torch.Tensor:
         """uint8, page-locked where that helps ``copy_small``."""
 
-    def copy(self, target: torch.Tensor, source: Bytes) -> None:
-        """Bytes of a mapped file to uint8 memory of the device, in order of the calls."""
+    def copy(self, target: torch.Tensor, sources: Iterable[tuple[int, Bytes]]) -> None:
+        """Bytes of mapped files to where they begin in uint8 memory of the device, in order."""
 
     def copy_small(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """The same from a host buffer, which must stay as it is until the next mark."""
@@ -73,9 +76,10 @@ class CpuTransfer:
         """As in Transfer."""
         return torch.empty(size_bytes, dtype=torch.uint8)
 
-    def copy(self, target: torch.Tensor, source: Bytes) -> None:
+    def copy(self, target: torch.Tensor, sources: Iterable[tuple[int, Bytes]]) -> None:
         """As in Transfer."""
-        np.copyto(target.numpy(), source)
+        for begin, source in sources:
+            np.copyto(target.numpy()[begin : begin + len(source)], source)
 
     def copy_small(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """As in Transfer."""
@@ -166,16 +170,30 @@ class CudaTransfer:
         """As in Transfer."""
         return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
 
-    def copy(self, target: torch.Tensor, source: Bytes) -> None:
+    def copy(self, target: torch.Tensor, sources: Iterable[tuple[int, Bytes]]) -> None:
         """As in Transfer."""
-        host = _tensor_on(source)
+        locked: list[tuple[int, Bytes]] = []
         with self._lock, _cuda.stream(self.stream):
-            for begin, end, locked in self.registrar.spans(source):
-                for first, last in self._pieces(begin, end):
-                    if locked:
-                        target[first:last].copy_(host[first:last], non_blocking=True)
-                    else:
-                        self._copy_staged(target[first:last], host[first:last])
+            for place, source in sources:
+                for begin, end, is_locked in self.registrar.spans(source):
+                    if is_locked:
+                        locked.append((place + begin, source[begin:end]))
+                        continue
+                    self._copy_locked(target, locked)
+                    locked = []
+                    host = _tensor_on(source)
+                    for first, last in self._pieces(begin, end):
+                        self._copy_staged(target[place + first : place + last], host[first:last])
+            self._copy_locked(target, locked)
+
+    def _copy_locked(self, target: torch.Tensor, sources: list[tuple[int, Bytes]]) -> None:
+        """All pieces in one call: thousands of calls of Python's would keep other threads waiting
+        for the interpreter lock."""
+        if sources:
+            _native.copy_pieces(
+                _copy_function(), target.data_ptr(), target.nbytes,
+                sources, self._piece_bytes, self.stream.cuda_stream,
+            )  # fmt: skip
 
     def _copy_staged(self, target: torch.Tensor, host: torch.Tensor) -> None:
         if not self._staging:
@@ -239,6 +257,13 @@ class CudaTransfer:
         self.stream.synchronize()
         self._staging = []
         self.registrar.close()
+
+
+@functools.cache
+def _copy_function() -> int:
+    """Address of cuMemcpyHtoDAsync (CUDA driver API, memory management)."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    return ctypes.cast(driver.cuMemcpyHtoDAsync_v2, ctypes.c_void_p).value or 0
 
 
 class _Memory:
