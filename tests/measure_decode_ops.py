@@ -8,7 +8,6 @@ Needs torch, numpy and the repository; no native module.
 from __future__ import annotations
 
 import argparse
-import statistics
 import subprocess
 import sys
 import threading
@@ -16,151 +15,29 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 
-from moechat.decode.gpu import ops, plain_ops, triton_latent, triton_linear
-from moechat.decode.gpu.weight_views import shape_of
-from moechat.models.spec import LatentAttention, MoeSpec
+from moechat.decode.gpu import ops, plain_ops
 
 sys.path.insert(0, str(Path(__file__).parent / "decode_gpu"))
-from fp8_stand_in import Fp8Codes, random_fp8
-
-HIDDEN, HEADS, EXPERTS, CHOSEN, SHARED = 7168, 128, 256, 8, 2048
-SIZES = LatentAttention(
-    q_lora_rank=1536, kv_lora_rank=512, nope_dim=128, rope_dim=64, v_dim=128, norm_eps=1e-6
-)
-MOE = MoeSpec(
-    num_experts=EXPERTS, num_experts_per_token=CHOSEN, intermediate_size=SHARED,
-    scoring="sigmoid", num_groups=8, num_groups_kept=4, normalise_weights=True, routed_scaling=2.5,
+from fp8_stand_in import Fp8Codes
+from measured_layer import (
+    CHOSEN,
+    DEVICE,
+    EXPERTS,
+    HEADS,
+    MOE,
+    SHARED,
+    SIZES,
+    SPEC,
+    Layer,
+    Step,
+    check,
+    failures,
+    graph_of,
+    microseconds,
 )  # fmt: skip
-SPEC = SimpleNamespace(
-    num_heads=HEADS, softmax_scale=192**-0.5, attention_softcap=0.0, rms_norm_eps=1e-6,
-    activation="silu", activation_limit=0.0, activation_alpha=0.0,
-)  # fmt: skip
-DEVICE = torch.device("cuda")
-failures: list[str] = []
-
-
-def check(name: str, got: torch.Tensor, want: torch.Tensor, limit: float) -> None:
-    error = ((got.double() - want.double()).norm() / want.double().norm()).item()
-    word = "ok" if error <= limit else "WRONG"
-    print(f"check {name}: relative error {error:.2e} (limit {limit:.0e}) {word}", flush=True)
-    if not error <= limit:
-        failures.append(name)
-
-
-def graph_of(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        work()
-        work()
-    torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return graph
-
-
-def microseconds(graph: torch.cuda.CUDAGraph, repeats: int) -> float:
-    """A unit of work; the graph holds ``repeats`` of them."""
-    graph.replay()
-    torch.cuda.synchronize()
-    times = []
-    for _ in range(7):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) * 1000 / repeats)
-    return statistics.median(times)
-
-
-class Layer:
-    """Weights of one MoE layer but its routed experts."""
-
-    def __init__(self, seed: int) -> None:
-        random = torch.Generator(device=DEVICE).manual_seed(seed)
-        block = (128, 128)
-        rank, width = SIZES.kv_lora_rank, SIZES.kv_width
-
-        def fp8(outputs: int, inputs: int) -> Fp8Codes:
-            return random_fp8(outputs, inputs, block, random)
-
-        def norm(size: int) -> torch.Tensor:
-            return torch.rand(size, generator=random, device=DEVICE) + 0.5
-
-        self.inputs = fp8(SIZES.q_lora_rank + width, HIDDEN)
-        self.q_b = fp8(HEADS * 192, SIZES.q_lora_rank)
-        self.kv_b = fp8(HEADS * 256, rank)
-        self.o = fp8(HIDDEN, HEADS * 128)
-        self.gate_up = fp8(2 * SHARED, HIDDEN)
-        self.down = fp8(HIDDEN, SHARED)
-        self.router = torch.randn(EXPERTS, HIDDEN, generator=random, device=DEVICE).bfloat16()
-        self.router *= HIDDEN**-0.5
-        self.correction = torch.randn(EXPERTS, generator=random, device=DEVICE) * 0.05
-        self.attention_norm, self.ffn_norm = norm(HIDDEN), norm(HIDDEN)
-        self.q_norm, self.kv_norm = norm(SIZES.q_lora_rank), norm(rank)
-
-    def attention_bytes(self) -> int:
-        return sum(w.codes.numel() for w in (self.inputs, self.q_b, self.kv_b, self.o))
-
-
-class Step:
-    """Buffers of a step of R rows whose caches hold ``slots`` slots."""
-
-    def __init__(self, rows: int, slots: int, seed: int) -> None:
-        random = torch.Generator(device=DEVICE).manual_seed(seed)
-        self.rows = rows
-        self.x = torch.randn(rows, HIDDEN, generator=random, device=DEVICE)
-        shape = (rows, slots + 64, SIZES.kv_width)
-        cache = torch.randn(shape, generator=random, device=DEVICE).bfloat16()
-        own = torch.full((rows,), slots, dtype=torch.int32, device=DEVICE)
-        self.slots = ops.Slots(
-            cache, torch.arange(rows, dtype=torch.int32, device=DEVICE), torch.zeros_like(own), own
-        )
-        angle = torch.rand(rows, SIZES.rope_dim // 2, generator=random, device=DEVICE) * 6
-        self.cos, self.sin = angle.cos(), angle.sin()
-        self.work = ops.Workspace(DEVICE)
-        self.box = ops.Mailbox.create(DEVICE, 16, HIDDEN, CHOSEN)
-        self.box.num_rows.fill_(rows)
-
-    def attention_inputs(self, layer: Layer) -> tuple[torch.Tensor, torch.Tensor]:
-        joined = ops.linear(
-            self.x, layer.inputs, norm=ops.Norm(layer.attention_norm, 1e-6), work=self.work
-        )
-        return joined[:, : SIZES.q_lora_rank], joined[:, SIZES.q_lora_rank :]
-
-    def attention(self, layer: Layer) -> None:
-        latent, kv = self.attention_inputs(layer)
-        query = ops.linear(latent, layer.q_b, norm=ops.Norm(layer.q_norm, 1e-6), work=self.work)
-        values, _ = self.attend(layer, query, kv)
-        ops.linear(values, layer.o, add=self.x, out=self.x, work=self.work)
-
-    def attend(
-        self, layer: Layer, query: torch.Tensor, kv: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return ops.latent_attention(
-            SPEC, SIZES, query, kv, layer.kv_norm, self.cos, self.sin, True, layer.kv_b,
-            self.slots, work=self.work,
-        )  # fmt: skip
-
-    def post(self, layer: Layer) -> None:
-        norm = ops.Norm(layer.ffn_norm, 1e-6)
-        logits = ops.linear(self.x, layer.router, norm=norm, exact=True, work=self.work)
-        ops.route_and_post(MOE, logits, layer.correction, self.x, self.box, norm=norm)
-
-    def shared(self, layer: Layer) -> None:
-        norm = ops.Norm(layer.ffn_norm, 1e-6)
-        inner = ops.linear(self.x, layer.gate_up, norm=norm, work=self.work)
-        ops.linear(inner, layer.down, gated=SPEC, add=self.x, out=self.x, work=self.work)
-
-    def wait(self) -> None:
-        ops.wait(self.box, self.x, out=self.x)
 
 
 def values(layer: Layer, rows: int) -> None:
@@ -440,125 +317,17 @@ def warm_jobs(layer: Layer) -> list[Callable[[], object]]:
     ]
 
 
-def sweep_jobs(layers: list[Layer]) -> list[tuple[str, Callable[[], float]]]:
-    """Many ways to cut up each product and attention; a job gives the microseconds of one."""
-    jobs: list[tuple[str, Callable[[], float]]] = []
-    random = torch.Generator(device=DEVICE).manual_seed(3)
-    shapes: dict[str, tuple[Callable[[Layer], Fp8Codes], bool]] = {
-        "qkv_a": (lambda e: e.inputs, True), "q_b": (lambda e: e.q_b, True),
-        "o": (lambda e: e.o, False), "gate_up": (lambda e: e.gate_up, True),
-    }  # fmt: skip
-    counters = torch.zeros(8192, dtype=torch.int32, device=DEVICE)
-
-    def product(
-        weight: Callable[[Layer], object], normed: bool, tiling: triton_linear.Tiling, exact: bool
-    ) -> float:
-        outputs, inputs = shape_of(weight(layers[0]))
-        x = torch.randn(1, inputs, generator=random, device=DEVICE)
-        norm = ops.Norm(torch.ones(inputs, device=DEVICE), 1e-6) if normed else None
-        out = torch.zeros(1, outputs, device=DEVICE)
-
-        def run() -> None:
-            for layer in layers:
-                triton_linear.linear(
-                    x, weight(layer), counters, out, norm=norm, exact=exact, tiling=tiling
-                )
-
-        spent = microseconds(graph_of(run), len(layers))
-        want = plain_ops.linear(x, weight(layers[-1]), norm=norm, exact=True)
-        if not ((out - want).norm() / want.norm()).item() < 4e-3:
-            failures.append(f"wrong {tiling}")
-        return spent
-
-    def add(name: str, weight: Callable, normed: bool, cut: tuple, exact: bool = False) -> None:
-        outputs, inputs = shape_of(weight(layers[0]))
-        tile, warps, stages, half, programs = cut
-        parts = max(1, min(round(programs / -(-outputs // tile)), inputs // 256, 16))
-        part_inputs = -(-inputs // parts // 128) * 128
-        parts = -(-inputs // part_inputs)
-        tiling = triton_linear.Tiling(tile, 128, parts, part_inputs, stages, warps, half)
-        jobs.append((f"{name} {tiling}", lambda: product(weight, normed, tiling, exact)))
-
-    for name, (weight, normed) in shapes.items():
-        for tile, warps, stages in (
-            (64, 4, 4), (64, 4, 6), (128, 4, 3), (128, 4, 4), (128, 8, 4), (256, 8, 3), (32, 4, 6),
-        ):  # fmt: skip
-            for programs in (132, 264, 528):
-                add(name, weight, normed, (tile, warps, stages, True, programs))
-        add(name, weight, normed, (128, 4, 4, False, 264))
-    for tile, programs, stages in ((16, 132, 3), (16, 224, 4), (32, 132, 4), (16, 64, 4)):
-        add("router", lambda e: e.router, True, (tile, 4, stages, False, programs), True)
-    query = torch.randn(1, HEADS * 192, generator=random, device=DEVICE)
-    kv = torch.randn(1, SIZES.kv_width, generator=random, device=DEVICE)
-    steps = {slots: Step(1, slots, 7) for slots in (1000, 16000)}
-
-    def attention(slots: int, tiling: triton_latent.Tiling) -> float:
-        triton_latent.TILING = tiling
-        graph = graph_of(lambda: [steps[slots].attend(layer, query, kv) for layer in layers])
-        return microseconds(graph, len(layers))
-
-    for cut in (
-        (32, 32, 8, 2), (32, 32, 8, 3), (32, 64, 8, 2), (16, 32, 4, 2), (16, 64, 4, 2),
-        (32, 32, 4, 2), (16, 64, 8, 2), (16, 32, 4, 3),
-    ):  # fmt: skip
-        tiling = triton_latent.Tiling(*cut)
-        for slots in steps:
-            jobs.append(
-                (f"attention n={slots} {tiling}", lambda n=slots, t=tiling: attention(n, t))
-            )
-    return jobs
-
-
-def sweep(layers: list[Layer], share: slice) -> None:
-    for name, job in sweep_jobs(layers)[share]:
-        try:
-            print(f"sweep {name}: {job():.1f} us", flush=True)
-        except Exception as error:
-            print(f"sweep {name}: {str(error)[:100]}", flush=True)
-
-
-def profile(layers: list[Layer]) -> None:
-    """Time of each kernel by the profiler."""
-    for rows, slots in ((1, 1000), (1, 16000), (8, 1000)):
-        step = Step(rows, slots, 13)
-
-        def run(step: Step = step) -> None:
-            for layer in layers:
-                step.attention(layer)
-                step.post(layer)
-                step.shared(layer)
-
-        graph = graph_of(run)
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
-            graph.replay()
-            graph.replay()
-            torch.cuda.synchronize()
-        found: dict[tuple[str, str], list[float]] = {}
-        for event in seen.events():
-            found.setdefault((event.name[:40], ""), []).append(event.device_time)
-        for (name, _), spent in found.items():
-            order = [f"{us:.1f}" for us in spent[:8]]
-            print(f"profile R={rows} n={slots} {name}: {' '.join(order)} us", flush=True)
-
-
 def main() -> None:
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--layers", type=int, default=8)
-    arguments.add_argument("--parts", default="values,attention,time,layer,mailbox,profile")
-    arguments.add_argument("--sweep", action="store_true")
-    arguments.add_argument("--share", type=int, help="of the sweep: compile its kernels, no more")
+    arguments.add_argument("--parts", default="values,attention,time,layer,mailbox")
     arguments.add_argument("--warm", type=int, help="compile the kernels of one job, no more")
     chosen = arguments.parse_args()
     if chosen.warm is not None:
         warm_jobs(Layer(0))[chosen.warm]()
         return
-    if chosen.share is not None:
-        sweep([Layer(0)], slice(chosen.share, None, 14))
-        return
     begin = time.perf_counter()
     commands = [["--warm", str(job)] for job in range(12)]
-    if chosen.sweep:
-        commands += [["--share", str(share)] for share in range(14)]
     warmers = [
         subprocess.Popen([sys.executable, __file__, *command], stdout=subprocess.DEVNULL)
         for command in commands
@@ -586,10 +355,6 @@ def main() -> None:
     if "mailbox" in chosen.parts:
         parts.extend([lambda: mailbox(first, 1), lambda: mailbox(first, 8)])
         parts.append(lambda: giving_up(first))
-    if "profile" in chosen.parts:
-        parts.append(lambda: profile(layers))
-    if chosen.sweep:
-        parts.append(lambda: sweep(layers, slice(None)))
     for part in parts:
         begin = time.perf_counter()
         try:
