@@ -33,7 +33,7 @@ def _triton() -> Any:
 
 def is_view(layout: Layout, dtype: torch.dtype) -> bool:
     """Whether ``decode`` to dtype gives a view of the bytes, if all outputs are wanted."""
-    return _PLAIN.get(layout.format) == dtype
+    return bool(_PLAIN.get(layout.format) == dtype)
 
 
 def stays_stored(layout: Layout, dtype: torch.dtype) -> bool:

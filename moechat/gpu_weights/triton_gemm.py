@@ -205,7 +205,7 @@ def tiling(weight: Weight, mean_rows: float) -> Tiling | None:
 
 def _native_fp8(device: torch.device) -> bool:
     """Whether e4m3 is a type of the machine: from Ada on (CUDA programming guide)."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)
+    return device.type != "cuda" or bool(torch.cuda.get_device_capability(device) >= (8, 9))
 
 
 def _is_large(device: torch.device) -> bool:

@@ -6,6 +6,7 @@ Shapes: E experts, N outputs, K inputs.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
@@ -66,7 +67,7 @@ class Fp8Matrix:
         return out
 
 
-Weight = torch.Tensor | Fp8Matrix
+Weight: TypeAlias = "torch.Tensor | Fp8Matrix"
 
 
 def rows_of(weight_NK: Weight, rows: slice) -> Weight:

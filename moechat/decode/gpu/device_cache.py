@@ -189,7 +189,7 @@ class DeviceCaches:
 
     def _bytes(self, slabs: int, slots: int) -> int:
         rows = sum(self._layer_slots(layer, slots) for layer in range(len(self._windows)))
-        return slabs * rows * self._width * self._dtype.itemsize
+        return int(slabs * rows * self._width * self._dtype.itemsize)
 
     def _fits(self, slabs: int, slots: int) -> bool:
         limit_bytes = self._limit_bytes

@@ -6,7 +6,7 @@ Shapes: N outputs, K inputs, S slabs, C slots of one, W elements of a slot, R ro
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
@@ -34,7 +34,7 @@ class Fp8Weight(Protocol):
         """Codes times scales [N, K]."""
 
 
-Weight = torch.Tensor | Fp8Weight
+Weight: TypeAlias = "torch.Tensor | Fp8Weight"
 
 
 class Norm(NamedTuple):

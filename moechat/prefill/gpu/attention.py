@@ -68,7 +68,7 @@ def _takes(backend: Backend, device: torch.device, widths: tuple[int, int]) -> b
         torch.cuda.synchronize(device)
     except RuntimeError:
         return False
-    return values.shape == v.shape
+    return bool(values.shape == v.shape)
 
 
 def attend(

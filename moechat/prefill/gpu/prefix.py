@@ -66,12 +66,3 @@ def _floats(slots: NDArray[Any]) -> torch.Tensor:
     if slots.dtype == np.uint16:
         return torch.from_numpy(slots.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(slots)
-
-
-def host_slots(slots_TW: torch.Tensor) -> NDArray[Any]:
-    """The reverse: bfloat16 or float32 slots as the cache takes them, in memory of their own."""
-    there = slots_TW.detach().to("cpu", copy=True).contiguous()
-    if there.dtype == torch.bfloat16:
-        return there.view(torch.int16).numpy().view(np.uint16)
-    array: NDArray[Any] = there.numpy()
-    return array
