@@ -3,8 +3,8 @@
 A few layers with random weights are built (moechat/bench/synthetic), and prompts pass through
 them: time a layer, how long it waited for weights, rate of the copies beside that of a page-locked
 copy in the same run, TFLOP/s of attention and experts, and what the whole model would take. With
---gpu-memory-gb the process gets no more, and a ballast stands for the matrices of the layers that
-are not there. Needs torch with CUDA, numpy, and the native module.
+--gpu-memory-gb the process gets no more of the device, and all matrices are streamed. Needs torch
+with CUDA, numpy, and the native module.
 """
 
 from __future__ import annotations
@@ -80,20 +80,6 @@ def pinned_gb_per_s() -> float:
     return len(host) / statistics.median(seconds) / 1e9
 
 
-def resident_bytes(shape: Shape) -> int:
-    """All matrices of a DeepSeek-V3-like model but routed experts and embedding, in FP8."""
-    g = shape.geometry
-    hidden, heads = g["hidden_size"], g["num_heads"]
-    nope, rope, v = g["qk_nope_head_dim"], g["qk_rope_head_dim"], g["v_head_dim"]
-    q_rank, kv_rank = g["q_lora_rank"], g["kv_lora_rank"]
-    attention = hidden * q_rank + q_rank * heads * (nope + rope) + hidden * (kv_rank + rope)
-    attention += kv_rank * heads * (nope + v) + heads * v * hidden
-    layers = shape.dense_layers + shape.moe_layers
-    dense = 3 * hidden * g["intermediate_size"] * shape.dense_layers
-    shared = 3 * hidden * g["shared_intermediate_size"] * shape.moe_layers
-    return int(attention * layers + dense + shared)
-
-
 @contextmanager
 def model(options: argparse.Namespace) -> Any:
     whole = Shape.of_entry(options.model, model_entry(options.model))
@@ -109,7 +95,7 @@ def model(options: argparse.Namespace) -> Any:
         write_model(Path(folder), shape, recipe, lambda done, of: None)
         print(f"written in {time.perf_counter() - began:.1f} s", flush=True)
         files = find_model_files(Path(folder))
-        yield whole, shape, files
+        yield shape, files
 
 
 def one_pass(
@@ -150,6 +136,90 @@ def one_pass(
     return layers, whole | spans.take()
 
 
+def attention_width(g: dict[str, Any]) -> int:
+    """Multiplications a head, query and key."""
+    return int(g["qk_nope_head_dim"] + g["qk_rope_head_dim"] + g["v_head_dim"])
+
+
+class Run:
+    """Prompts through one model with one set of settings."""
+
+    def __init__(self, options: argparse.Namespace, shape: Shape, files: Any, spans: Spans) -> None:
+        self.options, self.shape, self.files, self.spans = options, shape, files, spans
+        g = shape.geometry
+        # 256 FP8 experts' codes and scales.
+        self.expert_bytes = 3 * g["hidden_size"] * g["moe_intermediate_size"] * (1 + 4 / 128**2)
+
+    def measure(self, memory_gb: float) -> list[dict[str, Any]]:
+        """Rows; with ``memory_gb`` the process gets no more, and no matrix stays on the device."""
+        options = self.options
+        torch.cuda.empty_cache()
+        total = torch.cuda.get_device_properties(0).total_memory
+        fraction = memory_gb * 1e9 / total if memory_gb else 1.0
+        torch.cuda.set_per_process_memory_fraction(fraction)
+        settings = StreamSettings(
+            group_bytes=int(options.group_experts * self.expert_bytes) + 4096,
+            num_slots=options.capped_slots if memory_gb else options.slots,
+            resident_bytes=0 if memory_gb else None,
+        )
+        source = StreamedSource(
+            self.files.spec,
+            self.files.bind(),
+            device="cuda",
+            compute=options.compute,
+            settings=settings,
+        )
+        rows = []
+        for tokens in (int(text) for text in options.tokens.split(",")):
+            for number in range(options.passes):
+                row = self.row(source, tokens, number) | {"gpu_memory_gb": memory_gb}
+                rows.append(row)
+                shown = {k: round(v, 3) for k, v in row.items() if k != "layers"}
+                print(json.dumps(shown), flush=True)
+        print(source.statistics())
+        source.close()
+        return rows
+
+    def row(self, source: StreamedSource, tokens: int, number: int) -> dict[str, Any]:
+        options, g = self.options, self.shape.geometry
+        torch.cuda.reset_peak_memory_stats()
+        pinned = pinned_gb_per_s()
+        profile = options.profile and number == options.passes - 1
+        layers, sums = one_pass(self.files, source, tokens, options.chunk, self.spans, profile)
+        # The first one's weights came while the dense layer computed, and while the last one
+        # computes no others come.
+        ms = statistics.median(row["ms"] for row in layers[2:-1])
+        moe, dense = len(layers) - 1, layers[0]["ms"]
+        attend = 1000 * sums["attend"] / len(layers)
+        expert = 1000 * sums["add_experts"] / moe
+        attention_tflop = g["num_heads"] * attention_width(g) * tokens * tokens / 1e12
+        pairs = tokens * g["num_experts_per_token"]
+        experts_tflop = 6 * g["hidden_size"] * g["moe_intermediate_size"] * pairs / 1e12
+        # The dense layer's time has the embedding in it, which comes once.
+        whole_s = (3 * dense + 58 * ms) / 1000
+        rate = self.shape.experts * self.expert_bytes / ms / 1e6
+        return {
+            "tokens": tokens,
+            "pass": number,
+            "moe_layer_ms": ms,
+            "dense_layer_ms": dense,
+            "stall_ms": sums["stall_ms_a_layer"],
+            "stream_gb_per_s": rate,
+            "copies_gb_per_s": sums["copied_gb"] / sums["copy_seconds"],
+            "pinned_gb_per_s": pinned,
+            "of_pinned": rate / pinned,
+            "attend_ms": attend,
+            "attention_tflop_per_s": attention_tflop / attend * 1000,
+            "experts_ms": expert,
+            "experts_tflop_per_s": experts_tflop / expert * 1000,
+            "pass_seconds": sums["pass_seconds"],
+            "whole_seconds": whole_s,
+            "whole_tokens_per_s": tokens / whole_s,
+            "peak_gb": torch.cuda.max_memory_allocated() / 1e9,
+            "layers": layers,
+        }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="deepseek-v3")
@@ -160,9 +230,9 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--chunk", type=int, default=8192)
     parser.add_argument("--group-experts", type=int, default=32)
-    parser.add_argument("--slots", type=int, default=3)
-    parser.add_argument("--resident-gb", type=float, default=None)
-    parser.add_argument("--gpu-memory-gb", type=float, default=None)
+    parser.add_argument("--slots", type=int, default=8)
+    parser.add_argument("--capped-slots", type=int, default=6)
+    parser.add_argument("--gpu-memory-gb", default="0", help="also several; 0: all")
     parser.add_argument("--compute", default="bf16")
     parser.add_argument("--profile", action="store_true", help="the last pass of every length")
     parser.add_argument("--folder", type=Path, default=None)
@@ -171,74 +241,11 @@ def main() -> None:
     spans = Spans()
     spans.wrap(layer_attention, "attend")
     spans.wrap(lane, "add_experts")
-    report: dict[str, Any] = {"options": {k: str(v) for k, v in vars(options).items()}, "rows": []}
-    with model(options) as (whole, shape, files):
-        ballast = None
-        if options.gpu_memory_gb:
-            total = torch.cuda.get_device_properties(0).total_memory
-            torch.cuda.set_per_process_memory_fraction(options.gpu_memory_gb * 1e9 / total)
-            missing = resident_bytes(whole) - resident_bytes(shape)
-            if options.resident_gb is None and missing > 0:
-                ballast = torch.empty(missing, dtype=torch.uint8, device="cuda")
-        g = shape.geometry
-        expert_bytes = 3 * g["hidden_size"] * g["moe_intermediate_size"] * 1.0003
-        settings = StreamSettings(
-            group_bytes=int(options.group_experts * expert_bytes) + 1,
-            num_slots=options.slots,
-            resident_bytes=None if options.resident_gb is None else int(options.resident_gb * 1e9),
-        )
-        source = StreamedSource(
-            files.spec, files.bind(), device="cuda", compute=options.compute, settings=settings
-        )
-        for tokens in (int(text) for text in options.tokens.split(",")):
-            heads = g["num_heads"]
-            width = g["qk_nope_head_dim"] + g["qk_rope_head_dim"] + g["v_head_dim"]
-            attention_tflop = heads * width * tokens * tokens / 1e12
-            experts_tflop = (
-                6
-                * g["hidden_size"]
-                * g["moe_intermediate_size"]
-                * (tokens * g["num_experts_per_token"])
-                / 1e12
-            )
-            for number in range(options.passes):
-                torch.cuda.reset_peak_memory_stats()
-                pinned = pinned_gb_per_s()
-                profile = options.profile and number == options.passes - 1
-                layers, sums = one_pass(files, source, tokens, options.chunk, spans, profile)
-                # The first one's weights came while the dense layer computed, and while the last
-                # one computes no others come.
-                ms = statistics.median(row["ms"] for row in layers[2:-1])
-                moe, dense = len(layers) - 1, layers[0]["ms"]
-                attend = 1000 * sums["attend"] / len(layers)
-                expert = 1000 * sums["add_experts"] / moe
-                whole_s = (3 * dense + 58 * ms) / 1000
-                # What the device took from a steady layer's time alone: 256 experts a layer.
-                rate = shape.experts * expert_bytes / ms / 1e6
-                result = {
-                    "tokens": tokens,
-                    "pass": number,
-                    "moe_layer_ms": ms,
-                    "dense_layer_ms": dense,
-                    "stall_ms": sums["stall_ms_a_layer"],
-                    "stream_gb_per_s": rate,
-                    "copies_gb_per_s": sums["copied_gb"] / sums["copy_seconds"],
-                    "pinned_gb_per_s": pinned,
-                    "of_pinned": rate / pinned,
-                    "attend_ms": attend,
-                    "attention_tflop_per_s": attention_tflop / attend * 1000,
-                    "experts_ms": expert,
-                    "experts_tflop_per_s": experts_tflop / expert * 1000,
-                    "pass_seconds": sums["pass_seconds"],
-                    "whole_seconds": whole_s,
-                    "whole_tokens_per_s": tokens / whole_s,
-                    "peak_gb": torch.cuda.max_memory_allocated() / 1e9,
-                }
-                report["rows"].append(result | {"layers": layers})
-                print(json.dumps({k: round(v, 3) for k, v in result.items()}), flush=True)
-        print(source.statistics())
-        source.close()
-        del ballast
+    report: dict[str, Any] = {"options": {k: str(v) for k, v in vars(options).items()}}
+    with model(options) as (shape, files):
+        run = Run(options, shape, files, spans)
+        memory = [float(text) for text in options.gpu_memory_gb.split(",")]
+        report["rows"] = [row for gb in memory for row in run.measure(gb)]
     if options.out:
         options.out.write_text(json.dumps(report))
 

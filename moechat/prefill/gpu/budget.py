@@ -10,7 +10,7 @@ from moechat.gpu_weights.stored import StoredMatrix, StoredWeights, total_bytes
 from moechat.prefill.gpu.activations import activation_bytes as activation_bytes
 from moechat.prefill.gpu.plan import StreamSettings
 
-MIN_SLOTS, USUAL_SLOTS, MAX_SLOTS = 2, 3, 8
+MIN_SLOTS, USUAL_SLOTS, MAX_SLOTS = 2, 6, 8
 # Beyond that a group's products gain nothing, and the first one comes later.
 MAX_GROUP_BYTES = 1_500_000_000
 
@@ -20,9 +20,9 @@ def fit_settings(
 ) -> StreamSettings:
     """Settings with which the weights take at most ``memory_bytes`` of a device.
 
-    The head and the largest layer, decoded, come first. Then the ring: three slots, in half of what
-    is left at most; what then is left keeps matrices on the device; what still is left makes more
-    slots. A pass needs ``activation_bytes`` beside them. Raises DoesNotFit when two slots of one
+    The head and the largest layer, decoded, come first. Then the ring: six slots, so that copies go
+    on over a long prompt's attention, in half of what is left at most; what then is left keeps
+    matrices on the device; what still is left makes more slots. A pass needs ``activation_bytes`` beside them. Raises DoesNotFit when two slots of one
     expert do not fit.
     """
     layers = [
