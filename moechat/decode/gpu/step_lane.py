@@ -219,7 +219,8 @@ class _GraphRunner:
 
     def __init__(self, lane: StepLane) -> None:
         self._lane, self._device = lane, lane.device
-        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call, unused-ignore]
+        # Before a prompt's kernels on the same card.
+        self._stream = torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call, unused-ignore]
         self._graphs: dict[int, _Graph] = {}
         self._version = -1
         self._error = torch.zeros(1, dtype=torch.int32, pin_memory=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -13,6 +14,7 @@ from moechat import _native
 from moechat.errors import DeviceUnavailable, DoesNotFit
 from moechat.kv.cache import KVCache
 from moechat.models.spec import BoundTensor, ModelSpec
+from moechat.prefill.gpu import register
 from moechat.prefill.gpu.stream_plan import plan_stream
 from moechat.prefill.gpu.stream_prefill import StreamPrefill
 from moechat.prefill.gpu.streamed_source import StreamedSource
@@ -53,6 +55,10 @@ class GpuPrefill:
             context_tokens=context_tokens or spec.context_tokens,
             chunk_tokens=CHUNK_TOKENS,
         )
+        if len(devices) > 1 and not self.name.startswith("torch-cpu"):
+            # Each of them page-locks what it copies, and all take of the same memory.
+            limit = register.default_limit_bytes() // len(devices)
+            settings = dataclasses.replace(settings, page_lock_bytes=limit)
         self.pass_bytes = sum(
             part.array.nbytes
             for tensor in tensors
