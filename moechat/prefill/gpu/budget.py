@@ -22,8 +22,8 @@ def fit_settings(
 
     The head and the largest layer, decoded, come first. Then the ring: six slots, so that copies go
     on over a long prompt's attention, in half of what is left at most; what then is left keeps
-    matrices on the device; what still is left makes more slots. A pass needs ``activation_bytes`` beside them. Raises DoesNotFit when two slots of one
-    expert do not fit.
+    matrices on the device; what still is left makes more slots. A pass needs ``activation_bytes``
+    beside them. Raises DoesNotFit when two slots of one expert do not fit.
     """
     layers = [
         {key: weights.matrices[key] for key in weights.layer_keys(layer)}
