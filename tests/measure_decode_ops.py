@@ -223,42 +223,38 @@ def whole_layers(layers: list[Layer], rows: int) -> None:
     step, delay_seconds = Step(rows, 1000, 9), 400e-6
     box = step.box
 
-    def run(ahead_bytes: int) -> None:
-        for number, layer in enumerate(layers):
+    def run() -> None:
+        for layer in layers:
             step.attention(layer)
             step.post(layer)
             step.shared(layer)
-            following = layers[(number + 1) % len(layers)]
-            if ahead_bytes:
-                ops.prefetch([following.inputs, following.q_b, following.kv_b], ahead_bytes)
             step.wait()
 
     request, reply = box.request.numpy(), box.reply.numpy()
-    for ahead_bytes in (0, 15 << 20, 30 << 20, 45 << 20):
-        graph = captured_unanswered(step, lambda ahead_bytes=ahead_bytes: run(ahead_bytes))
-        stop = threading.Event()
-        box.y.zero_()
+    graph = captured_unanswered(step, run)
+    stop = threading.Event()
+    box.y.zero_()
 
-        def answer(stop: threading.Event = stop) -> None:
-            while not stop.is_set():
-                for _ in range(1000):
-                    if request[0] != reply[0]:
-                        end = time.perf_counter() + delay_seconds
-                        while time.perf_counter() < end:
-                            pass
-                        reply[0] = request[0]
+    def answer(stop: threading.Event = stop) -> None:
+        while not stop.is_set():
+            for _ in range(1000):
+                if request[0] != reply[0]:
+                    end = time.perf_counter() + delay_seconds
+                    while time.perf_counter() < end:
+                        pass
+                    reply[0] = request[0]
 
-        thread = threading.Thread(target=answer)
-        thread.start()
-        try:
-            spent = microseconds(graph, len(layers)) - delay_seconds * 1e6
-        finally:
-            stop.set()
-            thread.join()
-        print(
-            f"layer R={rows} prefetch {ahead_bytes >> 20} MiB: {spent:.1f} us beside the server,"
-            f" error {int(box.error)}", flush=True,
-        )  # fmt: skip
+    thread = threading.Thread(target=answer)
+    thread.start()
+    try:
+        spent = microseconds(graph, len(layers)) - delay_seconds * 1e6
+    finally:
+        stop.set()
+        thread.join()
+    print(
+        f"layer R={rows}: {spent:.1f} us beside the server,"
+        f" error {int(box.error)}", flush=True,
+    )  # fmt: skip
 
 
 def giving_up(layer: Layer) -> None:

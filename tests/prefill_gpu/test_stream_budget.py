@@ -17,7 +17,8 @@ from moechat.gpu_weights.stored import (  # noqa: E402
 )
 from moechat.gpu_weights.weight import Fp8Matrix  # noqa: E402
 from moechat.models.spec import LatentAttention, LayerSpec, ModelSpec, MoeSpec, Rope  # noqa: E402
-from moechat.prefill.gpu.budget import MAX_SLOTS, activation_bytes, fit_settings  # noqa: E402
+from moechat.prefill.gpu.activations import activation_bytes  # noqa: E402
+from moechat.prefill.gpu.budget import MAX_SLOTS, fit_settings  # noqa: E402
 from moechat.prefill.gpu.plan import StreamSettings  # noqa: E402
 from moechat.prefill.gpu.streamed_source import StreamedSource  # noqa: E402
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Sequence
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
@@ -35,7 +34,6 @@ __all__ = [
     "latent_attention",
     "linear",
     "post",
-    "prefetch",
     "route",
     "route_and_post",
     "wait",
@@ -216,22 +214,6 @@ def wait(mailbox: Mailbox, x_RD: torch.Tensor, *, out: torch.Tensor | None = Non
     else:
         plain_mailbox.wait(mailbox, x_RD, out_RD)
     return out_RD
-
-
-def prefetch(weights: Sequence[Weight], limit_bytes: int = 30 << 20) -> None:
-    """Brings weights into a GPU's cache, the first ``limit_bytes`` of them in order.
-
-    For between post and wait, when the device has nothing to do: the next layer then begins with
-    weights that are there. Elsewhere nothing.
-    """
-    for weight in weights:
-        stored = weight if isinstance(weight, torch.Tensor) else weight.codes
-        num_bytes = min(limit_bytes, stored.numel() * stored.element_size())
-        if num_bytes > 0 and _on_gpu(stored) and stored.is_contiguous():
-            from moechat.decode.gpu import triton_prefetch
-
-            triton_prefetch.prefetch(stored, num_bytes)
-        limit_bytes -= num_bytes
 
 
 def _on_gpu(x: torch.Tensor) -> bool:

@@ -7,7 +7,6 @@ import torch  # type: ignore[import-not-found, unused-ignore]
 from moechat.errors import DoesNotFit
 from moechat.gpu_weights.decode import is_view, stays_stored
 from moechat.gpu_weights.stored import StoredMatrix, StoredWeights, total_bytes
-from moechat.prefill.gpu.activations import activation_bytes as activation_bytes
 from moechat.prefill.gpu.plan import StreamSettings
 
 MIN_SLOTS, USUAL_SLOTS, MAX_SLOTS = 2, 6, 8

@@ -146,7 +146,6 @@ class Lane:
                 angles_,
                 _prefix_of(prefix, chunk, slots_TW),
                 queries if window else 0,
-                lambda: False,
             )
             values_TV, own_slots, mass_n, output.backend = attention.run(normed.pop(0))
             slots.append(own_slots)

@@ -32,10 +32,7 @@ WIDE_ROWS = 4096  # whole tiles of a product, so that no bit depends on it
 
 @dataclass(frozen=True)
 class LayerAttention:
-    """One layer's attention. ``role`` ends in a dot; ``window`` > 0 asks for the window mass.
-
-    ``cut`` is asked between groups of heads; once it says yes the result is worthless.
-    """
+    """One layer's attention. ``role`` ends in a dot; ``window`` > 0 asks for the window mass."""
 
     spec: ModelSpec
     source: LayerSource
@@ -43,7 +40,6 @@ class LayerAttention:
     by: Angles
     prefix: Prefix
     window: int
-    cut: Callable[[], bool]
 
     def run(
         self, normed_TD: torch.Tensor
@@ -168,8 +164,6 @@ class LayerAttention:
         values_THv = torch.empty((num_tokens, total, value_width), dtype=dtype, device=device)
         mass_n = torch.zeros(num_keys, device=device) if self.window > 0 else None
         for first in range(0, total, group):
-            if self.cut():
-                break
             some = slice(first, min(first + group, total))
             q_TGd, k_nGd, v_nGv = heads(some)
             own_rule = rule

@@ -9,7 +9,8 @@ import torch  # type: ignore[import-not-found, unused-ignore]
 from moechat.errors import DoesNotFit
 from moechat.gpu_weights.stored import StoredWeights
 from moechat.models.spec import BoundTensor, ModelSpec
-from moechat.prefill.gpu import budget
+from moechat.prefill.gpu.activations import activation_bytes
+from moechat.prefill.gpu.budget import fit_settings
 from moechat.prefill.gpu.plan import StreamSettings
 
 RESERVE_BYTES = 1 << 30  # of a GPU, for the driver, libraries and whatever shows the screen
@@ -48,7 +49,7 @@ def plan_stream(
     weights, dtype = StoredWeights.of(tensors), _DTYPES[compute]
     num_tokens = context_tokens
     while True:
-        needed = budget.activation_bytes(
+        needed = activation_bytes(
             spec,
             num_tokens,
             chunk_tokens,
@@ -58,7 +59,7 @@ def plan_stream(
         few = num_tokens <= LEAST_TOKENS
         if few or needed <= memory_bytes // 2:
             try:
-                settings = budget.fit_settings(
+                settings = fit_settings(
                     weights, dtype, max(0, memory_bytes - needed), num_layers=spec.num_layers
                 )
                 return num_tokens, settings
