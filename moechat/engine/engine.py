@@ -84,7 +84,9 @@ class Engine:
         _choice("gpu_decode", gpu_decode, ("auto", "on", "off"))
         if gpu_decode == "on" and not wanted:
             raise BadParameter(
-                "gpu_decode cannot be 'on'", "there is no GPU, or the device is the CPU"
+                "gpu_decode cannot be 'on'",
+                "there is no GPU, or the device is the CPU",
+                "Leave it out, or name a GPU: --device cuda",
             )
         _at_least("gpu_memory_bytes", gpu_memory_bytes, 1)
         _at_least("gpu_prefill_tokens", gpu_prefill_tokens, 0)
