@@ -59,7 +59,10 @@ MODEL_OPTIONS: Options = {
     ),
 }
 DEVICE_OPTIONS: Options = {
-    "device": ("cpu", "What reads all prompts: cpu, cuda, cuda:0,cuda:1 or cuda:all."),
+    "device": (
+        "cpu",
+        "What reads all prompts: cpu; cuda; cuda:1; cuda:0,cuda:1; cuda:all; or auto, as for run.",
+    ),
 }
 CUT_OPTIONS: Options = {
     "layers": (None, "Layers with experts to build. Default: what fits in memory."),

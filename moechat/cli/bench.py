@@ -17,6 +17,7 @@ from moechat.bench.settings import (
     Options,
 )
 from moechat.cli import options
+from moechat.cli.device_options import DEVICE_METAVAR, device_name
 
 
 def build_app() -> typer.Typer:
@@ -30,12 +31,12 @@ def build_app() -> typer.Typer:
     return app
 
 
-def _text(table: Options, name: str, metavar: str) -> Any:
+def _text(table: Options, name: str, metavar: str, parser: Any = None) -> Any:
     """A text that bench.settings reads; its default and help stand there, too."""
     default, text = table[name]
     if default is not None:
         text += f" Default: {default}."
-    return typer.Option(f"--{name}", metavar=metavar, help=text, show_default=False)
+    return typer.Option(f"--{name}", metavar=metavar, help=text, parser=parser, show_default=False)
 
 
 Synthetic = Annotated[
@@ -53,7 +54,7 @@ Format = Annotated[str | None, _text(CUT_OPTIONS, "format", "NAME")]
 Threads = Annotated[str | None, _text(MODEL_OPTIONS, "threads", "N")]
 Repetitions = Annotated[str | None, _text(MODEL_OPTIONS, "repetitions", "N")]
 MaxContext = Annotated[str | None, _text(MODEL_OPTIONS, "max-context", "N")]
-Device = Annotated[str | None, _text(DEVICE_OPTIONS, "device", "NAME")]
+Device = Annotated[str | None, _text(DEVICE_OPTIONS, "device", DEVICE_METAVAR, parser=device_name)]
 Plot = Annotated[
     Path | None,
     typer.Option(

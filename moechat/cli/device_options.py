@@ -11,7 +11,8 @@ from moechat.engine.device_names import check_device
 from moechat.errors import BadParameter
 
 
-def _device(text: str) -> str:
+def device_name(text: str) -> str:
+    """The name of a device as given; a usage error where it is none."""
     try:
         check_device(text)
     except BadParameter as error:
@@ -19,11 +20,12 @@ def _device(text: str) -> str:
     return text
 
 
+DEVICE_METAVAR = "cpu|auto|cuda[:N,...]"
 _UNIT_BYTES = {"MB": 10**6, "GB": 10**9, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 def _memory(text: Any) -> int:
-    allowed = "a number with its unit, as 20GB or 24GiB"
+    allowed = "a number and MB, GB, MiB or GiB, as 20GB or 24GiB"
     match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?) ?([MG]i?B)", str(text), re.ASCII)
     num_bytes = int(float(match[1]) * _UNIT_BYTES[match[2]]) if match else 0
     if num_bytes < 1:
@@ -48,11 +50,10 @@ Device = Annotated[
     str,
     typer.Option(
         "--device",
-        parser=_device,
-        metavar="cpu|auto|cuda[:N,...]",
+        parser=device_name,
+        metavar=DEVICE_METAVAR,
         help="What reads long prompts: cpu; cuda, the first GPU; cuda:1; several, as cuda:0,cuda:1 "
-        "or cuda:all; or auto: a GPU that torch can use, unless the model is small. "
-        "It also takes part in writing answers: --gpu-decode.",
+        "or cuda:all; or auto: a GPU that torch can use, unless the model is small.",
     ),
 ]
 GpuMemory = Annotated[
@@ -82,7 +83,7 @@ GpuDecode = Annotated[
         "--gpu-decode",
         parser=_on_or_off,
         metavar="auto|on|off",
-        help="Whether the first GPU takes part in writing answers: all but the routed experts is "
-        "computed there. auto: where it has room for it.",
+        help="Whether the first GPU of --device takes part in writing answers, too: all but the "
+        "routed experts is computed there. auto: where it has room for it.",
     ),
 ]

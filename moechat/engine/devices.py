@@ -24,7 +24,7 @@ def torch_devices(device: str) -> Sequence[str]:
             "torch was built without CUDA"
             if torch.version.cuda is None
             else "the driver is missing, too old, or shows no device",
-            "--device cpu works without it",
+            "Set up torch with CUDA and the driver it needs, or use the CPU: --device cpu",
         )
     count = torch.cuda.device_count()
     if device == "cuda:all":

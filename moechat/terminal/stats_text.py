@@ -17,10 +17,13 @@ def stats_rows(finished: Finished) -> list[tuple[str, str]]:
     if stats.prefill_seconds:  # a single new token is the decode worker's
         prompt += f", {stats.prefill_tokens_per_second:.0f} tok/s"
     prompt += _stream_text(stats)
+    # Cancelled while the prompt was read: no token came, at no rate.
+    began = stats.decode_tokens > 0 or finished.finish_reason != "cancelled"
     answer = f"{stats.decode_tokens} tokens"
     if stats.reasoning_tokens:
         answer += f" ({stats.reasoning_tokens} of thinking)"
-    answer += f", {stats.decode_tokens_per_second:.1f} tok/s"
+    if began:
+        answer += f", {stats.decode_tokens_per_second:.1f} tok/s"
     if stats.drafted:
         answer += f", {stats.accepted} of {stats.drafted} drafts accepted"
     if stats.kv_bytes < stats.kv_native_bytes:
@@ -33,9 +36,10 @@ def stats_rows(finished: Finished) -> list[tuple[str, str]]:
         prompt += f", {stats.kv_native_layers} layers natively (values too large for their tier)"
     if stats.queued_seconds >= _SHOWN_QUEUED_SECONDS:
         prompt += f", after {stats.queued_seconds:.1f} s behind others"
+    first = [("first token", f"{stats.first_token_seconds:.2f} s")] if began else []
     return [
         ("prompt", prompt),
-        ("first token", f"{stats.first_token_seconds:.2f} s"),
+        *first,
         ("answer", answer),
         ("seed", str(stats.seed)),
         ("end", finished.finish_reason),

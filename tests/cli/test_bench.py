@@ -176,6 +176,7 @@ def test_a_whole_model_as_json_with_a_picture(run, tmp_path):
         (("model", "nothing"), 3, "[model-not-found]"),
         (("model", "mini", "--plot", "here.jpg"), 2, ".svg"),
         (("model", "mini", "--max-context", "0"), 2, "--max-context"),
+        (("model", "mini", "--device", "gpu"), 2, "Invalid value for '--device'"),
     ],
 )
 def test_errors_of_whole_models_likewise(run, arguments, code, words):

@@ -73,8 +73,10 @@ def test_weights_stay_within_what_they_are_given(folder: str) -> None:
 def test_too_little_memory_is_said_with_its_size() -> None:
     spec, tensors = bind(oracle_folder("olmoe"))
     weights = StoredWeights.of(tensors)
-    with pytest.raises(DoesNotFit, match="cannot be streamed"):
+    with pytest.raises(DoesNotFit, match="cannot be streamed") as caught:
         fit_settings(weights, torch.bfloat16, 10_000, num_layers=spec.num_layers)
+    assert "10 kB of its memory" in caught.value.why and " 0 B" not in caught.value.why
+    assert "--device cpu" in caught.value.next_step
 
 
 def of_shape(rows: int, cols: int, format_: str = "fp8") -> StoredMatrix:

@@ -142,6 +142,13 @@ def test_no_prefill_rate_without_a_prefill():
     assert "9 cached tokens; first token" in stats_line(Finished("stop", "", TurnStats(1, 9)))
 
 
+def test_a_prompt_that_was_cancelled_has_no_first_token():
+    line = stats_line(Finished("cancelled", "", TurnStats(3034, 0, seed=1)))
+    assert line == "prompt 3034 new + 0 cached tokens; answer 0 tokens; seed 1; cancelled"
+    some = TurnStats(9, 0, decode_tokens=2, decode_seconds=1.0, first_token_seconds=0.1)
+    assert "first token 0.10 s; answer 2 tokens, " in stats_line(Finished("cancelled", "", some))
+
+
 def test_stats_line_is_broken_between_words_on_terminals(monkeypatch):
     monkeypatch.setenv("COLUMNS", "30")
     err = Terminal()

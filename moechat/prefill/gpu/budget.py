@@ -8,6 +8,7 @@ from moechat.errors import DoesNotFit
 from moechat.gpu_weights.decode import is_view, stays_stored
 from moechat.gpu_weights.stored import StoredMatrix, StoredWeights, total_bytes
 from moechat.prefill.gpu.plan import StreamSettings
+from moechat.sizes import size_text
 
 MIN_SLOTS, USUAL_SLOTS, MAX_SLOTS = 2, 6, 8
 # Beyond that a group's products gain nothing, and the first one comes later.
@@ -45,11 +46,12 @@ def fit_settings(
     one = max(total_bytes(expert) for expert in experts)
     decoded = max(_decoded_bytes(expert, dtype) for expert in experts)
     if left - streamed < MIN_SLOTS * one + decoded:
-        needed = (fixed + streamed + MIN_SLOTS * one + decoded) / 1e9
+        needed = fixed + streamed + MIN_SLOTS * one + decoded
         raise DoesNotFit(
             "the weights cannot be streamed through this GPU",
-            f"{memory_bytes / 1e9:.1f} GB of its memory are for them, and {needed:.1f} are needed",
-            'Use the CPU: device="cpu"',
+            f"{size_text(memory_bytes)} of its memory are for them, "
+            f"and {size_text(needed)} are needed",
+            "Leave it more memory, if --gpu-memory bounds it, or use the CPU: --device cpu",
         )
     num_slots = USUAL_SLOTS
     size = min((left - streamed) // 2 // (num_slots * one + decoded), MAX_GROUP_BYTES // one)

@@ -155,6 +155,7 @@ def test_engine_flags_reach_the_engine(moechat):
         ("--gpu-memory", "20"),
         ("--gpu-memory", "0GB"),
         ("--gpu-memory", "-1GB"),
+        ("--gpu-memory", "20gb"),
         ("--gpu-prefill-tokens", "-1"),
         ("--gpu-decode", "yes"),
         ("--gpu-prefill-tokens", "1e3"),
