@@ -48,3 +48,13 @@ def open_engine() -> Iterator[Callable[..., Engine]]:
     yield open_
     for engine in engines:
         engine.close()
+
+
+@pytest.fixture(scope="module")
+def one_torch_thread() -> Iterator[None]:
+    """Beside the engine's threads several of torch's own make everything slower."""
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 
 from moechat.decode.gpu import ops, plain_ops
+from moechat.gpu_weights.weight import Fp8Matrix
 
 sys.path.insert(0, str(Path(__file__).parent / "decode_gpu"))
-from fp8_stand_in import Fp8Codes
 from measured_layer import (
     CHOSEN,
     DEVICE,
@@ -57,7 +57,7 @@ def values(layer: Layer, rows: int) -> None:
             failures.append(f"the same function was compared: {name}")
         same_alone(name, got, ops.linear(x[:1], weight, norm=norm, exact=exact))
     codes = torch.arange(256, dtype=torch.uint8, device=DEVICE)[:, None].repeat(1, 16)
-    every = Fp8Codes(codes, torch.full((2, 1), 0.5, device=DEVICE), (128, 128))
+    every = Fp8Matrix(codes, torch.full((2, 1), 0.5, device=DEVICE), (128, 128))
     one = torch.eye(16, device=DEVICE)[:1]
     got = ops.linear(one, every)[0].nan_to_num(-1e9)
     check("all codes", got, (every.to_dense(torch.float32)[:, 0]).nan_to_num(-1e9), 0)

@@ -14,9 +14,9 @@ import torch
 
 from moechat.decode.gpu import ops, plain_ops, triton_latent, triton_linear
 from moechat.decode.gpu.weight_views import shape_of
+from moechat.gpu_weights.weight import Fp8Matrix
 
 sys.path.insert(0, str(Path(__file__).parent / "decode_gpu"))
-from fp8_stand_in import Fp8Codes
 from measured_layer import (
     DEVICE,
     HEADS,
@@ -35,7 +35,7 @@ def sweep_jobs(layers: list[Layer]) -> list[tuple[str, Callable[[], float]]]:
     """Many ways to cut up each product and attention; a job gives the microseconds of one."""
     jobs: list[tuple[str, Callable[[], float]]] = []
     random = torch.Generator(device=DEVICE).manual_seed(3)
-    shapes: dict[str, tuple[Callable[[Layer], Fp8Codes], bool]] = {
+    shapes: dict[str, tuple[Callable[[Layer], Fp8Matrix], bool]] = {
         "qkv_a": (lambda e: e.inputs, True), "q_b": (lambda e: e.q_b, True),
         "o": (lambda e: e.o, False), "gate_up": (lambda e: e.gate_up, True),
     }  # fmt: skip

@@ -15,12 +15,11 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parent / name) for name in ("kernels", "pipeline")]
-from expert_model import _DIMS, F32, matrix  # noqa: E402
+from expert_model import _DIMS, weights_but_experts  # noqa: E402
 from mailbox_client import MailboxClient  # noqa: E402
 
 from moechat import _native  # noqa: E402
@@ -40,14 +39,7 @@ def fp8_matrix(outputs: int, inputs: int, random: np.random.Generator) -> _nativ
 def model_of(hidden: int, inner: int) -> _native.Model:
     """One layer, of which only the routed experts are used."""
     random = np.random.default_rng(1)
-    weights: dict[str, Any] = {"final_norm": np.ones(hidden, np.float32)}
-    shapes = {"embedding": (8, hidden), "layers.0.q": (16, hidden), "layers.0.k": (16, hidden),
-              "layers.0.v": (16, hidden), "layers.0.o": (hidden, 16),
-              "layers.0.router": (NUM_EXPERTS, hidden)}  # fmt: skip
-    for role, shape in shapes.items():
-        weights[role] = matrix(*shape, F32, 2)
-    for role in ("attention_norm", "ffn_norm"):
-        weights[f"layers.0.{role}"] = np.ones(hidden, np.float32)
+    weights = weights_but_experts(hidden, NUM_EXPERTS)
     for expert in range(NUM_EXPERTS):
         for name, shape in (("gate", (inner, hidden)), ("up", (inner, hidden)),
                             ("down", (hidden, inner))):  # fmt: skip

@@ -1,1 +1,1 @@
-"""Weights as a GPU computes with them: stored bytes, their decoders, and products."""
+"""Weights on a torch device, and what prefill and decode both compute there."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import interpreted  # noqa: F401
 import torch
+import triton_interpreter  # noqa: F401  # before any kernel
 from oracles import ORACLES
 
 from moechat.decode.gpu import triton_hot

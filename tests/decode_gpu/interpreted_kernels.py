@@ -5,14 +5,15 @@ from __future__ import annotations
 import threading
 import time
 
-import interpreted  # noqa: F401
 import pytest
 import torch
-from fp8_stand_in import Fp8Codes, random_fp8
+import triton_interpreter  # noqa: F401  # before any kernel
+from random_fp8 import random_fp8
 
 from moechat.decode.gpu import ops, plain_ops, triton_latent, triton_linear, triton_mailbox
 from moechat.decode.gpu.mailbox import ABORTED, GAVE_UP, Mailbox
-from moechat.decode.gpu.weight_views import Norm, Slots, Weight
+from moechat.decode.gpu.weight_views import Norm, Slots
+from moechat.gpu_weights.weight import Fp8Matrix, Weight
 from moechat.models.spec import GroupedAttention, LatentAttention, MoeSpec
 
 
@@ -40,7 +41,7 @@ def linear(x: torch.Tensor, weight: Weight, outputs: int, **how) -> torch.Tensor
     out = torch.full((len(x), outputs), torch.nan)
     triton_linear.linear(x, weight, counters, out, **how)
     assert not counters.any()  # ready for the next product
-    if isinstance(weight, Fp8Codes):  # the inputs keep 11 bits
+    if isinstance(weight, Fp8Matrix):  # the inputs keep 11 bits
         near(out, plain_ops.linear(x, weight, **{**how, "exact": True}), 4e-4)
     else:
         near(out, plain_ops.linear(x, weight, **how), 1e-6)
@@ -64,7 +65,7 @@ def test_fp8_in_parts_with_norm_and_residual() -> None:
 def test_fp8_codes_are_decoded_exactly() -> None:
     codes = torch.arange(256, dtype=torch.uint8)[:, None].repeat(1, 16)
     codes[(codes & 0x7F) == 0x7F] = 0  # NaN, which the interpreter decodes as a number
-    weight = Fp8Codes(codes, torch.full((2, 1), 0.5), (128, 128))
+    weight = Fp8Matrix(codes, torch.full((2, 1), 0.5), (128, 128))
     x = torch.zeros(1, 16)
     x[0, 3] = 1.0
     out = torch.empty(1, 256)
@@ -111,7 +112,7 @@ def test_latent_attention(
         monkeypatch.setattr(Spec, "attention_softcap", 3.0)
     weight: Weight = random_fp8(30 + 6 * 80, 96, (128, 64), random).rows(slice(30, 510))
     if dtype == torch.float32:
-        assert isinstance(weight, Fp8Codes)
+        assert isinstance(weight, Fp8Matrix)
         weight = weight.to_dense(torch.float32)
     slots = 1100  # more tiles than parts
     cache = torch.randn(4, slots + 8, 112, generator=random).to(dtype)
@@ -137,7 +138,7 @@ def test_grouped_attention(
     dtype: torch.dtype, sinks: bool, limit: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     random = random_generator()
-    monkeypatch.setattr(ops, "_on_gpu", lambda x: True)
+    monkeypatch.setattr(ops, "has_kernels", lambda device_type: True)
     sizes = GroupedAttention(num_kv_heads=2, head_dim=24, clip=1.5)
     if not sinks:
         monkeypatch.setattr(Spec, "attention_softcap", 3.0)
@@ -272,7 +273,7 @@ def test_numbers_wrap_around() -> None:
 
 def test_operations_take_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """As they do on CUDA."""
-    monkeypatch.setattr(ops, "_on_gpu", lambda x: True)
+    monkeypatch.setattr(ops, "has_kernels", lambda device_type: True)
     monkeypatch.setattr(ops, "plain_ops", None)
     monkeypatch.setattr(ops, "plain_mailbox", None)
     random, box = random_generator(), a_mailbox()

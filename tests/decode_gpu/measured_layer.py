@@ -7,9 +7,10 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 import torch
-from fp8_stand_in import Fp8Codes, random_fp8
+from random_fp8 import random_fp8
 
 from moechat.decode.gpu import ops
+from moechat.gpu_weights.weight import Fp8Matrix
 from moechat.models.spec import LatentAttention, MoeSpec
 
 HIDDEN, HEADS, EXPERTS, CHOSEN, SHARED = 7168, 128, 256, 8, 2048
@@ -73,7 +74,7 @@ class Layer:
         block = (128, 128)
         rank, width = SIZES.kv_lora_rank, SIZES.kv_width
 
-        def fp8(outputs: int, inputs: int) -> Fp8Codes:
+        def fp8(outputs: int, inputs: int) -> Fp8Matrix:
             return random_fp8(outputs, inputs, block, random)
 
         def norm(size: int) -> torch.Tensor:
@@ -131,7 +132,7 @@ class Step:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return ops.latent_attention(
             SPEC, SIZES, query, kv, layer.kv_norm, self.cos, self.sin, True, layer.kv_b,
-            self.slots, work=self.work,
+            self.slots,
         )  # fmt: skip
 
     def post(self, layer: Layer) -> None:

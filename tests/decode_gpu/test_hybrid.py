@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 from oracles import MINI, ORACLE_NAMES, PIPELINE_ORACLES, expected, oracle_folder
+from session_record import answer, kv_bytes
 
 from moechat import SamplingParams, _native
 from moechat.prefill.cpu import CpuPrefill
@@ -21,12 +22,7 @@ MARGIN = 0.25
 TOKENS = 24
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 @functools.cache
@@ -96,20 +92,6 @@ def params(seed, max_tokens=TOKENS):
     return SamplingParams(
         temperature=seed % 2, seed=seed, max_tokens=max_tokens, ignore_end=True,
     )  # fmt: skip
-
-
-def kv_bytes(session):
-    cache = session.cache
-    return [
-        cache.read(layer, cache.first_slot(layer), len(cache)).tobytes()
-        for layer in range(cache.num_layers)
-    ]
-
-
-def answer(session, ids, sampling):
-    handle = session.generate(ids, sampling)
-    tokens = [event.token_id for event in handle if event.token_id is not None]
-    return tokens, handle.result().finish_reason
 
 
 @pytest.mark.parametrize("anti_phase", [True, False])

@@ -21,12 +21,7 @@ from moechat.decode.gpu import mailbox as plain_mailbox  # noqa: E402
 IDS = [5, 9, 33, 7, 21]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 @pytest.fixture

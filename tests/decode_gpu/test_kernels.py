@@ -1,26 +1,15 @@
-"""Decode's kernels without a GPU: interpreted_kernels.py in a process of its own."""
+"""Decode's kernels without a GPU: in triton's interpreter."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from interpreter_process import interpret_tests
 
-import moechat
-
-pytest.importorskip("torch", reason="needs torch")
-pytest.importorskip("triton", reason="needs Triton")
+pytest.importorskip("torch", reason="torch is not installed: pip install 'moechat[gpu]'")
+pytest.importorskip("triton", reason="triton is not installed: it comes with torch for CUDA")
 
 
 def test_kernels_in_the_interpreter() -> None:
-    folder = Path(__file__).parent
-    paths = [str(folder), str(Path(moechat.__file__).parents[1])]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", str(folder / "interpreted_kernels.py")],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(paths)},
-        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout
+    interpret_tests(str(Path(__file__).with_name("interpreted_kernels.py")))

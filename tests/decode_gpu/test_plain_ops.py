@@ -9,12 +9,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch")
 
-from decode_gpu.fp8_stand_in import random_fp8  # noqa: E402
+from decode_gpu.random_fp8 import random_fp8  # noqa: E402
 
 from moechat.decode.gpu import ops  # noqa: E402
 from moechat.decode.gpu.mailbox import ABORTED, GAVE_UP  # noqa: E402
 from moechat.models.spec import LatentAttention, MoeSpec  # noqa: E402
-from moechat.prefill.gpu import router  # noqa: E402
 
 MOE = MoeSpec(
     num_experts=24, num_experts_per_token=5, intermediate_size=1, scoring="sigmoid",
@@ -49,17 +48,6 @@ def test_rows_do_not_depend_on_each_other(random) -> None:
     x = torch.randn(5, 96, generator=random)
     together = ops.linear(x, weight)
     assert torch.equal(together[2:3], ops.linear(x[2:3], weight))
-
-
-def test_routes_as_prefill_does(random) -> None:
-    logits = (torch.randn(6, 24, generator=random) * 2).round() / 2
-    logits[1, 3] = torch.nan
-    correction = torch.randn(24, generator=random)
-    ids, weights = ops.route(MOE, logits, correction)
-    want_ids, want_weights = router.route(MOE, logits, correction)
-    assert ids.dtype == torch.int32
-    assert torch.equal(ids.long(), want_ids)
-    torch.testing.assert_close(weights, want_weights, equal_nan=True)
 
 
 def test_absorbed_attention_is_attention_of_expanded_keys(random) -> None:

@@ -12,6 +12,7 @@ import triton_interpreter  # noqa: F401  # before any kernel
 from test_weight import naive, random_matrix
 
 from moechat.gpu_weights import inputs, products, triton_gemm, triton_inputs
+from moechat.gpu_weights.activation import activate
 from moechat.gpu_weights.triton_combine import combine
 from moechat.gpu_weights.triton_gemm import Gated, gemm, linear, tile_list, tiling
 from moechat.gpu_weights.weight import Fp8Matrix
@@ -102,7 +103,7 @@ def test_activations_with_the_product(activation: str) -> None:
     x, gate = torch.randn((9, 64), generator=random) / 50, torch.randn((9, 100), generator=random)
     gated = Gated(activation, gate, spec.activation_alpha, spec.activation_limit)
     found = linear(x, weight, gated=gated)
-    expected = experts.activate(spec, gate.clone(), products.product(x, weight))
+    expected = activate(spec, gate.clone(), products.product(x, weight))
     assert found is not None and close(found, expected, 1e-5)
 
 

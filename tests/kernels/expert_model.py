@@ -43,19 +43,25 @@ def matrix(outputs: int, inputs: int, variant: Variant, seed: int) -> _native.Ma
     return random_weight(Shape("weight", rows, cols), variant, seed).view
 
 
+def weights_but_experts(hidden: int, num_experts: int) -> dict[str, Any]:
+    """Of a model of one layer, as small as can be."""
+    weights: dict[str, Any] = {"final_norm": np.ones(hidden, np.float32)}
+    shapes = {"embedding": (8, hidden), "layers.0.q": (16, hidden), "layers.0.k": (16, hidden),
+              "layers.0.v": (16, hidden), "layers.0.o": (hidden, 16),
+              "layers.0.router": (num_experts, hidden)}  # fmt: skip
+    for role, shape in shapes.items():
+        weights[role] = matrix(*shape, F32, 2)
+    for role in ("attention_norm", "ffn_norm"):
+        weights[f"layers.0.{role}"] = np.ones(hidden, np.float32)
+    return weights
+
+
 def expert_model(
     variants: list[Variant], inner: int, compute: str, hidden: int = HIDDEN
 ) -> _native.Model:
     """Expert e has the format variants[e % len(variants)] and ``inner`` inner elements."""
     random = np.random.default_rng(1)
-    weights: dict[str, Any] = {"final_norm": np.ones(hidden, np.float32)}
-    shapes = {"embedding": (8, hidden), "layers.0.q": (16, hidden), "layers.0.k": (16, hidden),
-              "layers.0.v": (16, hidden), "layers.0.o": (hidden, 16),
-              "layers.0.router": (NUM_EXPERTS, hidden)}  # fmt: skip
-    for role, shape in shapes.items():
-        weights[role] = matrix(*shape, F32, 2)
-    for role in ("attention_norm", "ffn_norm"):
-        weights[f"layers.0.{role}"] = np.ones(hidden, np.float32)
+    weights = weights_but_experts(hidden, NUM_EXPERTS)
     for expert in range(NUM_EXPERTS):
         variant, prefix = variants[expert % len(variants)], f"layers.0.experts.{expert}."
         for number, (name, shape) in enumerate(

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 from oracles import MINI
+from session_record import answer, kv_bytes
 
 from moechat import SamplingParams
 from moechat.batch.runner import run_batch
@@ -34,21 +35,6 @@ def prompt(engine, seed, length=None):
     source = random.Random(seed)
     length = length or source.randint(2, 40)
     return [source.randrange(3, engine.spec.vocab_size) for _ in range(length)]
-
-
-def kv_bytes(session):
-    """Of the slots that every layer still holds."""
-    cache = session.cache
-    return [
-        cache.read(layer, cache.first_slot(layer), len(cache)).tobytes()
-        for layer in range(cache.num_layers)
-    ]
-
-
-def answer(session, ids, sampling):
-    handle = session.generate(ids, sampling)
-    tokens = [event.token_id for event in handle if event.token_id is not None]
-    return tokens, handle.result().finish_reason
 
 
 def alone(engine, seed, max_tokens=TOKENS):

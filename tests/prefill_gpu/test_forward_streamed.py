@@ -8,12 +8,12 @@ from oracles import ORACLE_NAMES, oracle_folder
 from stored_models import bind
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'moechat[gpu]'")
-from test_stream_prefill import (  # noqa: E402
+from prefill_contract import (  # noqa: E402
     EXACT_BOUND,
-    MARGIN,
     NEVER,
+    check_choice,
+    check_default_mode_error,
     loaded,
-    native,
     new_cache,
     rms_bound,
     run,
@@ -28,12 +28,7 @@ from moechat.prefill.gpu.streamed_source import StreamedSource  # noqa: E402
 FP8_NAMES = [name for name in ORACLE_NAMES if "fp8" in name]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 @pytest.fixture
@@ -64,37 +59,13 @@ def streamed(source, name, compute, ids, **settings) -> tuple[StreamPrefill, lis
 
 @pytest.mark.parametrize("name", ORACLE_NAMES)
 def test_default_mode_error_and_choice(name, open_source):
-    """Logits within twice transformers' own BF16 error; the native choice where that is clear.
+    source = open_source(name)
 
-    A router's near tie may flip one choice of a folder, as in test_oracles.py.
-    """
-    source, flips = open_source(name), 0
-    for prompt in range(3):
-        ids = want(name)[f"prompt_{prompt}_ids"].tolist()
-        chain = ids + want(name)[f"prompt_{prompt}_greedy"].tolist()[:-1]
-        span, outputs = streamed(source, name, "bf16", chain)
-        ours = span.logits(NEVER, 0)
-        cache = new_cache(name, "bf16")
-        other = native(name, "bf16", cache, chain)
-        layers = zip(outputs, run(other, cache))
-        rerouted_T = np.any(
-            [
-                (np.sort(a.router_ids_TK, 1) != np.sort(b.router_ids_TK, 1)).any(1)
-                for a, b in layers
-            ],
-            axis=0,
-        )
-        theirs = other.logits(NEVER, 0)
-        top_T2 = np.sort(theirs, axis=1)[:, -2:]
-        clear_T = top_T2[:, 1] - top_T2[:, 0] >= MARGIN
-        assert clear_T.sum() > len(chain) // 2
-        differ_T = clear_T & (theirs.argmax(1) != ours.argmax(1))
-        assert not (differ_T & ~rerouted_T).any()
-        flips += int(differ_T.sum())
-        if prompt == 1:
-            error = ours[: len(ids)] - want(name)["all_logits"]
-            assert np.sqrt(np.mean(error**2)) <= rms_bound(name)
-    assert flips <= 1
+    def make(name, compute, cache, ids):
+        return StreamPrefill(loaded(name, compute).spec, source, cache, ids)
+
+    check_default_mode_error(name, make)
+    check_choice(name, make)
 
 
 @pytest.mark.parametrize("name", ORACLE_NAMES)

@@ -27,12 +27,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_end=True)
 PROMPT = [0, 3, 1204, 5, 4, *range(100, 170)]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 @pytest.fixture

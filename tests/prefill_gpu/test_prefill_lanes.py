@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 
 import numpy as np
@@ -13,31 +14,25 @@ from moechat import _native
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'moechat[gpu]'")
 from plain_source import PlainSource  # noqa: E402
-from test_stream_prefill import (  # noqa: E402
-    ALIKE,
+from prefill_contract import (  # noqa: E402
     EXACT_BOUND,
-    MARGIN,
     NEVER,
     append,
+    check_choice,
+    check_default_mode_error,
+    check_exact_mode,
     native,
     new_cache,
-    rms_bound,
     run,
-    streamed,
     want,
 )
+from test_stream_prefill import ALIKE, streamed  # noqa: E402
 
 from moechat.errors import NonFiniteLogits  # noqa: E402
 from moechat.prefill.gpu.lanes import run_lanes  # noqa: E402
 from moechat.prefill.gpu.stream_prefill import StreamPrefill  # noqa: E402
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 class ShareSource(PlainSource):
@@ -77,26 +72,7 @@ def laned(name, compute, cache, ids, lanes, **settings) -> StreamPrefill:
 
 @pytest.mark.parametrize("name", ORACLE_NAMES)
 def test_exact_mode_is_transformers_in_float32(name):
-    for prompt in (0, 1):
-        ids = want(name)[f"prompt_{prompt}_ids"].tolist()
-        cache = new_cache(name, "exact")
-        span = laned(name, "exact", cache, ids, 2)
-        moe_layers = want(name)["moe_layers"].tolist() if "moe_layers" in want(name) else []
-        for layer in range(cache.num_layers):
-            chosen_TK = span.run_layer(NEVER).router_ids_TK
-            if prompt != 1:
-                continue
-            error = np.abs(span.hidden_TD - want(name)["hidden"][layer + 1]).max()
-            assert error <= EXACT_BOUND
-            if layer in moe_layers:
-                expected_TK = want(name)["router_ids"][moe_layers.index(layer)]
-                assert (np.sort(chosen_TK, 1) == np.sort(expected_TK, 1)).all()
-        logits = span.logits(NEVER, 0)
-        last = want(name)[f"prompt_{prompt}_last_logits"]
-        assert np.abs(logits[-1] - last).max() <= EXACT_BOUND
-        assert int(logits[-1].argmax()) == int(want(name)[f"prompt_{prompt}_greedy"][0])
-        if prompt == 1:
-            assert np.abs(logits - want(name)["all_logits"]).max() <= EXACT_BOUND
+    check_exact_mode(name, functools.partial(laned, lanes=2), prompts=(0, 1))
 
 
 @pytest.mark.parametrize("name", ORACLE_NAMES)
@@ -125,33 +101,12 @@ def test_exact_mode_is_that_of_one_lane(name):
 @pytest.mark.parametrize("lanes", [2, 3])
 @pytest.mark.parametrize("name", ORACLE_NAMES)
 def test_default_mode_error(name, lanes):
-    """Against float32 transformers: within twice the rms of their own BF16 error."""
-    cache = new_cache(name, "bf16")
-    span = laned(name, "bf16", cache, want(name)["prompt_1_ids"].tolist(), lanes)
-    run(span, cache)
-    error = span.logits(NEVER, 0) - want(name)["all_logits"]
-    assert float(np.sqrt(np.mean(error**2))) <= rms_bound(name)
+    check_default_mode_error(name, functools.partial(laned, lanes=lanes))
 
 
 @pytest.mark.parametrize("name", ALIKE)
 def test_default_mode_keeps_the_native_choice(name):
-    """Argmax wherever the native margin is clear, as test_stream_prefill.py has it."""
-    flips = 0
-    for prompt in range(3):
-        ids = want(name)[f"prompt_{prompt}_ids"].tolist()
-        chain = ids + want(name)[f"prompt_{prompt}_greedy"].tolist()[:-1]
-        cache = new_cache(name, "bf16")
-        spans = native(name, "bf16", cache, chain), laned(name, "bf16", cache, chain, 2)
-        layers = [[np.sort(o.router_ids_TK, 1) for o in run(span, cache)] for span in spans]
-        rerouted_T = np.any([(a != b).any(1) for a, b in zip(*layers)], axis=0)
-        theirs, ours = (span.logits(NEVER, 0) for span in spans)
-        top_T2 = np.sort(theirs, axis=1)[:, -2:]
-        clear_T = top_T2[:, 1] - top_T2[:, 0] >= MARGIN
-        assert clear_T.sum() > len(chain) // 2
-        differ_T = clear_T & (theirs.argmax(1) != ours.argmax(1))
-        assert not (differ_T & ~rerouted_T).any()
-        flips += int(differ_T.sum())
-    assert flips <= 1
+    check_choice(name, functools.partial(laned, lanes=2))
 
 
 @pytest.mark.parametrize("name", ["deepseek_v3_bf16", "gpt_oss_bf16", "mistral_swa", "olmoe"])

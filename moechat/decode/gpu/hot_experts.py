@@ -5,7 +5,6 @@ Shapes: R rows, k experts a token, H experts held of a layer, E in all, D hidden
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,10 +12,11 @@ import numpy as np
 import torch  # type: ignore[import-not-found, unused-ignore]
 from numpy.typing import NDArray
 
-from moechat.decode.gpu.plain_ops import activate
 from moechat.decode.gpu.weight_views import dense
 from moechat.errors import BadParameter
+from moechat.gpu_weights.activation import activate
 from moechat.gpu_weights.decode import weight_of
+from moechat.gpu_weights.kernels import has_kernels
 from moechat.gpu_weights.stored import StoredMatrix, StoredWeights
 from moechat.gpu_weights.weight import Fp8Matrix, Weight
 from moechat.models.spec import ModelSpec
@@ -65,7 +65,7 @@ class HotExperts:
         held = self.layers.get(layer)
         if held is None:
             return base_RD
-        if x_RD.is_cuda and importlib.util.find_spec("triton") is not None:
+        if has_kernels(x_RD.device.type):
             from moechat.decode.gpu import triton_hot
 
             return triton_hot.add(self._spec, held, x_RD, ids_Rk, weights_Rk, base_RD)

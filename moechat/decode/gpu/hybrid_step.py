@@ -16,6 +16,7 @@ from moechat.decode.gpu.hot_experts import HotExperts
 from moechat.decode.gpu.plain_ops import rms_norm
 from moechat.decode.gpu.resident_weights import Linear, ResidentWeights
 from moechat.decode.gpu.step_inputs import StepInputs
+from moechat.gpu_weights.activation import activate
 from moechat.gpu_weights.weight import Weight
 from moechat.models.spec import LatentAttention, MoeSpec
 
@@ -129,7 +130,6 @@ class HybridStep:
             *turn,
             self._linear(role + "kv_b").weight,
             at,
-            work=self._work,
         )
 
     def _grouped(
@@ -155,7 +155,6 @@ class HybridStep:
             vector(role + "sinks"),
             *turn,
             at,
-            work=self._work,
         )
 
     def _feed_forward(self, layer: int, x_RD: torch.Tensor) -> torch.Tensor:
@@ -204,7 +203,7 @@ class HybridStep:
             joined = self._product(x_RD, both, norm=norm)
             return self._product(joined, down, add=add, gated=True)
         gate, up = self._products(x_RD, (role + "gate", role + "up"), norm)
-        return self._product(ops.activate(self._spec, gate, up), down, add=add)
+        return self._product(activate(self._spec, gate, up), down, add=add)
 
     def _products(
         self, x_RD: torch.Tensor, roles: tuple[str, ...], norm: ops.Norm

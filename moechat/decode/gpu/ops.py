@@ -12,24 +12,23 @@ experts, k of them a token.
 from __future__ import annotations
 
 import functools
-import importlib.util
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
 from moechat.decode.gpu import mailbox as plain_mailbox
 from moechat.decode.gpu import plain_ops
 from moechat.decode.gpu.mailbox import Mailbox
-from moechat.decode.gpu.weight_views import Fp8Weight, Norm, Slots, Weight, shape_of
+from moechat.decode.gpu.weight_views import Norm, Slots, shape_of
+from moechat.gpu_weights.kernels import has_kernels
+from moechat.gpu_weights.weight import Weight
 from moechat.models.spec import GroupedAttention, LatentAttention, ModelSpec, MoeSpec
 
 __all__ = [
-    "Fp8Weight",
     "Mailbox",
     "Norm",
     "Slots",
     "Weight",
     "Workspace",
-    "activate",
     "grouped_attention",
     "latent_attention",
     "linear",
@@ -67,7 +66,7 @@ def linear(
     Its factor of the row multiplies the sum, so what is rounded is x times the norm's weights.
     ``gated``: x is [R, 2 K], gate and up of an MLP; the input is activate(gated, gate, up).
     """
-    if _on_gpu(x_RK):
+    if has_kernels(x_RK.device.type):
         from moechat.decode.gpu import triton_linear
 
         if triton_linear.fits(weight):
@@ -93,8 +92,6 @@ def latent_attention(
     interleaved: bool,
     kv_b: Weight,
     at: Slots,
-    *,
-    work: Workspace | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(values float32 [R, H * v], new slots [R, W] as cached), the slots written to the cache too.
 
@@ -102,7 +99,7 @@ def latent_attention(
     nor rotated. ``kv_b`` [H * (nope + v), rank]. Absorbed (DeepSeek-V2 paper, section 2.1.2), all
     but the cache in float32.
     """
-    if _on_gpu(query_RX):
+    if has_kernels(query_RX.device.type):
         from moechat.decode.gpu import triton_latent
 
         if triton_latent.fits(sizes, kv_b):
@@ -127,14 +124,12 @@ def grouped_attention(
     sin_RP: torch.Tensor,
     interleaved: bool,
     at: Slots,
-    *,
-    work: Workspace | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(values float32 [R, H * d], new slots [R, W] as cached), the slots written to the cache too.
 
     Biases are in q, k and v already; norms are None where the model has none.
     """
-    if _on_gpu(q_RX):
+    if has_kernels(q_RX.device.type):
         from moechat.decode.gpu import triton_grouped
 
         q_RHd, slot_RW = plain_ops.grouped_inputs(
@@ -155,14 +150,9 @@ def route(
 
     ``correction_E`` is added for the choice alone.
     """
-    if _on_gpu(logits_RE):
+    if has_kernels(logits_RE.device.type):
         return _routed(moe, logits_RE, correction_E, None, None, None)
     return plain_ops.route(moe, logits_RE, correction_E)
-
-
-def activate(spec: ModelSpec, gate_RI: torch.Tensor, up_RI: torch.Tensor) -> torch.Tensor:
-    """act(gate) * up, float32 [R, I]."""
-    return plain_ops.activate(spec, gate_RI, up_RI)
 
 
 def post(
@@ -174,7 +164,7 @@ def post(
     norm: Norm | None = None,
 ) -> None:
     """The next request: the first ``mailbox.num_rows`` rows of x, normed if there is a norm."""
-    if _on_gpu(x_RD):
+    if has_kernels(x_RD.device.type):
         from moechat.decode.gpu import triton_mailbox
 
         triton_mailbox.route_and_post(None, None, None, ids_Rk, weights_Rk, x_RD, mailbox, norm)
@@ -194,7 +184,7 @@ def route_and_post(
     norm: Norm | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """route() and post() in one kernel; what route() gives."""
-    if _on_gpu(x_RD):
+    if has_kernels(x_RD.device.type):
         return _routed(moe, logits_RE, correction_E, x_RD, mailbox, norm)
     ids_Rk, weights_Rk = route(moe, logits_RE, correction_E)
     post(x_RD, ids_Rk, weights_Rk, mailbox, norm=norm)
@@ -207,18 +197,13 @@ def wait(mailbox: Mailbox, x_RD: torch.Tensor, *, out: torch.Tensor | None = Non
     Once the mailbox is aborted or its limit has passed ``mailbox.error`` is set and x is left.
     """
     out_RD = torch.empty_like(x_RD) if out is None else out
-    if _on_gpu(x_RD):
+    if has_kernels(x_RD.device.type):
         from moechat.decode.gpu import triton_mailbox
 
         triton_mailbox.wait(mailbox, x_RD, out_RD)
     else:
         plain_mailbox.wait(mailbox, x_RD, out_RD)
     return out_RD
-
-
-def _on_gpu(x: torch.Tensor) -> bool:
-    """Whether Triton's kernels run there; they come with torch for CUDA."""
-    return bool(x.is_cuda) and importlib.util.find_spec("triton") is not None
 
 
 def _counters(work: Workspace | None, device: torch.device) -> torch.Tensor:

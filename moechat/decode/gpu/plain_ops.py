@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
-from moechat.decode.gpu.weight_views import Norm, Slots, Weight, dense, rounds_inputs
+from moechat.decode.gpu.weight_views import Norm, Slots, dense, rounds_inputs
+from moechat.gpu_weights import router
+from moechat.gpu_weights.activation import activate
+from moechat.gpu_weights.rope import Angles, rotate
+from moechat.gpu_weights.weight import Weight
 from moechat.models.spec import GroupedAttention, LatentAttention, ModelSpec, MoeSpec
-
-_LAST = -torch.inf
-_LEAST_SUM = 1e-20
 
 
 def linear(
@@ -53,22 +54,6 @@ def rms_norm(x_RK: torch.Tensor, weight: torch.Tensor | None, eps: float) -> tor
     return (spans * scale * weight).flatten(1)
 
 
-def rotate(
-    x_RHd: torch.Tensor, cos_RP: torch.Tensor, sin_RP: torch.Tensor, interleaved: bool
-) -> None:
-    """Rotates the first 2 P elements of every head in place."""
-    pairs = cos_RP.shape[1]
-    part = x_RHd[..., : 2 * pairs]
-    if interleaved:
-        first, second = part[..., 0::2], part[..., 1::2]
-    else:
-        first, second = part[..., :pairs], part[..., pairs:]
-    cos, sin = cos_RP[:, None], sin_RP[:, None]
-    turned = first * cos - second * sin
-    second.copy_(first * sin + second * cos)
-    first.copy_(turned)
-
-
 def _softmax(
     scores_Hn: torch.Tensor, scale: float, softcap: float, sinks_H: torch.Tensor | None
 ) -> torch.Tensor:
@@ -99,9 +84,10 @@ def latent_attention(
     rank, nope, heads = sizes.kv_lora_rank, sizes.nope_dim, spec.num_heads
     expand = dense(kv_b).view(heads, nope + sizes.v_dim, rank)
     q_RHd = query_RX.reshape(len(query_RX), heads, -1).clone()
-    rotate(q_RHd[..., nope:], cos_RP, sin_RP, interleaved)
+    by = Angles(cos_RP, sin_RP, interleaved)
+    rotate(q_RHd[..., nope:], by)
     slot_RW = torch.cat([rms_norm(kv_RW[:, :rank], kv_norm, sizes.norm_eps), kv_RW[:, rank:]], 1)
-    rotate(slot_RW[:, None, rank:], cos_RP, sin_RP, interleaved)
+    rotate(slot_RW[:, None, rank:], by)
     slot_RW = slot_RW.to(at.slots_SCW.dtype)
     values = []
     for r in range(len(q_RHd)):
@@ -169,55 +155,15 @@ def grouped_inputs(
         q, k, v_RX = (x.clamp(-sizes.clip, sizes.clip) for x in (q, k, v_RX))
     q_RHd = q.reshape(rows, spec.num_heads, -1).clone()
     k_RGd = k.reshape(rows, groups, -1).clone()
-    rotate(q_RHd, cos_RP, sin_RP, interleaved)
-    rotate(k_RGd, cos_RP, sin_RP, interleaved)
+    by = Angles(cos_RP, sin_RP, interleaved)
+    rotate(q_RHd, by)
+    rotate(k_RGd, by)
     return q_RHd, torch.cat([k_RGd.flatten(1), v_RX], 1)
 
 
 def route(
     moe: MoeSpec, logits_RE: torch.Tensor, correction_E: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """ops.route: prefill's rule for a few rows, ids int32."""
-    if moe.scoring == "sigmoid":
-        score_RE = torch.sigmoid(logits_RE)
-    elif moe.scoring == "softmax":
-        score_RE = torch.softmax(logits_RE, -1)
-    else:
-        score_RE = logits_RE
-    select_RE = score_RE if correction_E is None else score_RE + correction_E
-    select_RE = torch.where(select_RE.isnan(), _LAST, select_RE)
-    if moe.num_groups_kept < moe.num_groups:
-        select_RE = _in_kept_groups(moe, select_RE)
-    order_RE = select_RE.sort(dim=-1, descending=True, stable=True).indices
-    ids_RK = order_RE[:, : moe.num_experts_per_token]
-    weights_RK = score_RE.gather(1, ids_RK)
-    if moe.scoring == "softmax_chosen":
-        weights_RK = torch.softmax(weights_RK, -1)
-    if moe.normalise_weights:
-        weights_RK = weights_RK * (moe.routed_scaling / (weights_RK.sum(-1, True) + _LEAST_SUM))
-    else:
-        weights_RK = weights_RK * moe.routed_scaling
+    """ops.route: prefill's rule, ids int32."""
+    ids_RK, weights_RK = router.route(moe, logits_RE, correction_E)
     return ids_RK.to(torch.int32), weights_RK
-
-
-def _in_kept_groups(moe: MoeSpec, select_RE: torch.Tensor) -> torch.Tensor:
-    """Scores outside the kept groups are least; a group counts its best, or two with "sigmoid"."""
-    groups = select_RE.view(len(select_RE), moe.num_groups, -1)
-    two = moe.scoring == "sigmoid" and groups.shape[2] > 1
-    counted = groups.topk(2 if two else 1, -1).values.sum(-1)
-    counted = torch.where(counted.isnan(), _LAST, counted)
-    best = counted.sort(dim=-1, descending=True, stable=True).indices[:, : moe.num_groups_kept]
-    kept = torch.zeros_like(counted, dtype=torch.bool).scatter_(1, best, True)
-    lowest = torch.finfo(select_RE.dtype).min  # a NaN's stand-in in a kept group comes before
-    return torch.where(kept[..., None], groups.clamp_min(lowest), _LAST).flatten(1)
-
-
-def activate(spec: ModelSpec, gate_RI: torch.Tensor, up_RI: torch.Tensor) -> torch.Tensor:
-    """act(gate) * up, float32; models/spec.py has the formulas."""
-    if spec.activation == "silu":
-        return torch.nn.functional.silu(gate_RI) * up_RI
-    if spec.activation == "gelu_tanh":
-        return torch.nn.functional.gelu(gate_RI, approximate="tanh") * up_RI
-    gate_RI = gate_RI.clamp(max=spec.activation_limit)
-    up_RI = up_RI.clamp(-spec.activation_limit, spec.activation_limit)
-    return (up_RI + 1) * gate_RI * torch.sigmoid(spec.activation_alpha * gate_RI)

@@ -12,7 +12,8 @@ import numpy as np
 import torch  # type: ignore[import-not-found, unused-ignore]
 from numpy.typing import NDArray
 
-from moechat.models.spec import ModelSpec, Rope
+from moechat.gpu_weights.rope import cos_sin
+from moechat.models.spec import ModelSpec
 
 MAX_ROWS = 16
 
@@ -64,7 +65,7 @@ class StepInputs:
         positions = np.array([row.position for row in rows])
         for number_of, rope in enumerate(self._spec.ropes):
             cos, sin = self._host_angles[2 * number_of : 2 * number_of + 2]
-            cos[:count], sin[:count] = _angles(rope, positions)
+            cos[:count], sin[:count] = cos_sin(rope, positions)
 
     def send(self) -> None:
         """To the device, on the current stream."""
@@ -80,16 +81,3 @@ def _parts(flat: torch.Tensor, widths: Sequence[int]) -> list[torch.Tensor]:
 def _places(flat: torch.Tensor, layers: int) -> list[torch.Tensor]:
     slab, begin, own, count = flat.split([MAX_ROWS, layers * MAX_ROWS, layers * MAX_ROWS, 1])  # type: ignore[no-untyped-call, unused-ignore]
     return [slab, begin.view(layers, MAX_ROWS), own.view(layers, MAX_ROWS), count]
-
-
-def _angles(
-    rope: Rope, positions: NDArray[np.int64]
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """In float64, rounded once, as rope_angles of the native kernels has it."""
-    frequencies = np.array(rope.inverse_frequencies, np.float32).astype(np.float64)
-    radians = positions.astype(np.float64)[:, None] * frequencies
-    amplitude = np.float32(rope.amplitude)
-    return (
-        amplitude * np.cos(radians).astype(np.float32),
-        amplitude * np.sin(radians).astype(np.float32),
-    )

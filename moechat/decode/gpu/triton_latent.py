@@ -18,7 +18,8 @@ import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 from moechat.decode.gpu import triton_linear
-from moechat.decode.gpu.weight_views import Slots, Weight
+from moechat.decode.gpu.weight_views import Slots
+from moechat.gpu_weights.weight import Weight
 from moechat.models.spec import LatentAttention, ModelSpec
 
 _PARTS = 32

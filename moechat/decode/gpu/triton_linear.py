@@ -16,7 +16,8 @@ import torch  # type: ignore[import-not-found, unused-ignore]
 import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-from moechat.decode.gpu.weight_views import Norm, Weight, shape_of
+from moechat.decode.gpu.weight_views import Norm, shape_of
+from moechat.gpu_weights.weight import Weight
 from moechat.models.spec import ModelSpec
 
 MAX_ROWS = 16

@@ -6,35 +6,11 @@ Shapes: N outputs, K inputs, S slabs, C slots of one, W elements of a slot, R ro
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
-
-class Fp8Weight(Protocol):
-    """FP8 e4m3 codes uint8 [N, K] with a float32 scale a block; ``gpu_weights.weight`` has it."""
-
-    @property
-    def codes(self) -> torch.Tensor:
-        """uint8 [N, K]."""
-
-    @property
-    def scale(self) -> torch.Tensor:
-        """float32, one a block."""
-
-    @property
-    def block(self) -> tuple[int, int]:
-        """Rows and columns of a block."""
-
-    @property
-    def first_row(self) -> int:
-        """Of the matrix within its grid of scales."""
-
-    def to_dense(self, dtype: torch.dtype) -> torch.Tensor:
-        """Codes times scales [N, K]."""
-
-
-Weight: TypeAlias = "torch.Tensor | Fp8Weight"
+from moechat.gpu_weights.weight import Weight
 
 
 class Norm(NamedTuple):
@@ -61,7 +37,7 @@ class Slots:
 
 def shape_of(weight: Weight) -> tuple[int, int]:
     """(N, K)."""
-    rows, cols = (weight if isinstance(weight, torch.Tensor) else weight.codes).shape
+    rows, cols = weight.shape
     return int(rows), int(cols)
 
 

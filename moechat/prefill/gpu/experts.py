@@ -9,22 +9,12 @@ from dataclasses import dataclass
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
+from moechat.gpu_weights.activation import activate
 from moechat.gpu_weights.kernels import gemm_kernels
 from moechat.gpu_weights.products import add_bias, product, tiled_product, tiles
 from moechat.gpu_weights.weight import Fp8Matrix, Weight
 from moechat.models.spec import ModelSpec
 from moechat.prefill.gpu.source import ExpertGroup, LayerSource, needed
-
-
-def activate(spec: ModelSpec, gate_RI: torch.Tensor, up_RI: torch.Tensor) -> torch.Tensor:
-    """act(gate) * up, float32; spec.py has the formulas."""
-    if spec.activation == "silu":
-        return torch.nn.functional.silu(gate_RI) * up_RI
-    if spec.activation == "gelu_tanh":
-        return torch.nn.functional.gelu(gate_RI, approximate="tanh") * up_RI
-    gate_RI = gate_RI.clamp(max=spec.activation_limit)
-    up_RI = up_RI.clamp(-spec.activation_limit, spec.activation_limit)
-    return (up_RI + 1) * gate_RI * torch.sigmoid(spec.activation_alpha * gate_RI)
 
 
 def add_mlp(

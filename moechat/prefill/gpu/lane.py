@@ -25,6 +25,8 @@ import torch  # type: ignore[import-not-found, unused-ignore]
 from numpy.typing import NDArray
 
 from moechat.gpu_weights.products import add_bias, rms_norm, tiled_product, tiles
+from moechat.gpu_weights.rope import Angles, angles
+from moechat.gpu_weights.router import route
 from moechat.models.spec import ModelSpec, MoeSpec
 from moechat.prefill.gpu.attention import Backend
 from moechat.prefill.gpu.exchange import Exchange
@@ -33,8 +35,6 @@ from moechat.prefill.gpu.host_copy import HostCopies, HostCopy
 from moechat.prefill.gpu.lanes import Chunk, current
 from moechat.prefill.gpu.layer_attention import LayerAttention
 from moechat.prefill.gpu.prefix import Prefix
-from moechat.prefill.gpu.rope import Angles, angles
-from moechat.prefill.gpu.router import route
 from moechat.prefill.gpu.slots import new_slots
 from moechat.prefill.gpu.source import LayerSource, needed, needed_dense
 
@@ -129,15 +129,14 @@ class Lane:
         prefix = replace(prefix, slots_PW=_uploaded(prefix.slots_PW, source.device))
         normed = [rms_norm(self.x_tD[chunk.own], norm, eps, source.dtype) for chunk in self.chunks]
         by = [self._angles_of(layer, chunk) for chunk in self.chunks]
+        slots = [new_slots(spec, source, role, *each) for each in zip(by, normed)]
         slots_TW = None
         if len(self._plan) > 1:
-            parts = [new_slots(spec, source, role, *each) for each in zip(by, normed)]
-            slots_TW = self._gathered("slots", parts, spec.kv_width, source.dtype)
+            slots_TW = self._gathered("slots", slots, spec.kv_width, source.dtype)
         output = LaneOutput(None, None, [], None)
         o_weight, o_bias = needed(source, role + "o"), source.vector(role + "o_bias")
         post_norm = source.vector(role + "post_attention_norm")
-        slots = []
-        for chunk, angles_ in zip(self.chunks, by):
+        for chunk, angles_, own_slots in zip(self.chunks, by, slots):
             queries = min(len(chunk), max(0, chunk.span.stop - (self._num_tokens - window)))
             attention = LayerAttention(
                 spec,
@@ -147,8 +146,7 @@ class Lane:
                 _prefix_of(prefix, chunk, slots_TW),
                 queries if window else 0,
             )
-            values_TV, own_slots, mass_n, output.backend = attention.run(normed.pop(0))
-            slots.append(own_slots)
+            values_TV, mass_n, output.backend = attention.run(normed.pop(0), own_slots)
             name = f"mass{len(output.masses)}"
             output.masses.append(None if mass_n is None else self._host.start(name, mass_n))
             x_TD = self.x_tD[chunk.own]

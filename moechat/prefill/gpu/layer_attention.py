@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch  # type: ignore[import-not-found, unused-ignore]
 
 from moechat.gpu_weights.products import add_bias, rms_norm, tiled_product, tiles
+from moechat.gpu_weights.rope import Angles, rotate
 from moechat.gpu_weights.weight import Weight, rows_of
 from moechat.models.spec import GroupedAttention, LatentAttention, ModelSpec
 from moechat.prefill.gpu.attention import (
@@ -23,7 +24,6 @@ from moechat.prefill.gpu.attention import (
     choose_backend,
 )
 from moechat.prefill.gpu.prefix import Prefix
-from moechat.prefill.gpu.rope import Angles, rotate
 from moechat.prefill.gpu.source import LayerSource, needed
 
 GROUP_BYTES = 1 << 30  # queries, keys and values of the heads at a time, and what they give
@@ -42,11 +42,11 @@ class LayerAttention:
     window: int
 
     def run(
-        self, normed_TD: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, Backend]:
-        """(values [T, H * v], new slots [T, W] as cached, mass float32 [n] or None, backend).
+        self, normed_TD: torch.Tensor, slots_TW: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None, Backend]:
+        """(values [T, H * v], mass float32 [n] or None, backend).
 
-        The slots are bfloat16, or float32 in exact mode; attention sees them so rounded.
+        ``slots_TW``: the tokens' new slots as cached (slots.py); attention sees them so rounded.
         """
         rule = AttentionRule(
             scale=self.spec.softmax_scale,
@@ -61,25 +61,25 @@ class LayerAttention:
             else (sizes.head_dim, sizes.head_dim)
         )
         backend = choose_backend(self.source.device, self.source.dtype, rule, widths)
+        slots_nW = torch.cat([self.prefix.slots_PW, slots_TW.float()])
         if isinstance(sizes, LatentAttention):
-            return *self._latent(sizes, normed_TD, rule, backend), backend
-        return *self._grouped(sizes, normed_TD, rule, backend), backend
+            return *self._latent(sizes, normed_TD, slots_nW, rule, backend), backend
+        return *self._grouped(sizes, normed_TD, slots_nW, rule, backend), backend
 
     def _latent(
-        self, sizes: LatentAttention, normed_TD: torch.Tensor, rule: AttentionRule, backend: Backend
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        self,
+        sizes: LatentAttention,
+        normed_TD: torch.Tensor,
+        slots_nW: torch.Tensor,
+        rule: AttentionRule,
+        backend: Backend,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Un-absorbed (DeepSeek-V2 paper, section 2.1), some heads at a time."""
         rank, nope = sizes.kv_lora_rank, sizes.nope_dim
-        slots_TW = self._product("kv_a", normed_TD)
-        slots_TW[:, :rank] = self._norm("kv_a_norm", slots_TW[:, :rank], sizes.norm_eps)
-        rotate(slots_TW[:, None, rank:], self.by)
-        slots_TW, slots_nW = self._rounded(slots_TW)
         q_input, query_role = normed_TD, "q"
         if sizes.q_lora_rank:
-            latent_T, norm = (
-                self._product("q_a", normed_TD),
-                self.source.vector(self.role + "q_a_norm"),
-            )
+            norm = self.source.vector(self.role + "q_a_norm")
+            latent_T = self._product("q_a", normed_TD)
             q_input = rms_norm(latent_T, norm, sizes.norm_eps, self.source.dtype)
             query_role = "q_b"
         q_weight = needed(self.source, self.role + query_role)
@@ -110,30 +110,25 @@ class LayerAttention:
             return q_THd, k_nHd, v_nHv
 
         head_bytes = kind.itemsize * (width + sizes.v_dim) * (num_tokens + num_keys)
-        values, mass_n = self._over_heads(
+        return self._over_heads(
             heads, max(1, GROUP_BYTES // head_bytes), 1, sizes.v_dim, num_keys, rule, backend
         )
-        return values, slots_TW, mass_n
 
     def _grouped(
         self,
         sizes: GroupedAttention,
         normed_TD: torch.Tensor,
+        slots_nW: torch.Tensor,
         rule: AttentionRule,
         backend: Backend,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        kv_heads, eps = sizes.num_kv_heads, self.spec.rms_norm_eps
-        q, k, v = (
-            add_bias(self._product(part, normed_TD), self.source.vector(f"{self.role}{part}_bias"))
-            for part in ("q", "k", "v")
-        )
-        q, k = self._norm("q_norm", q, eps), self._norm("k_norm", k, eps)
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        kv_heads = sizes.num_kv_heads
+        q = add_bias(self._product("q", normed_TD), self.source.vector(self.role + "q_bias"))
+        q = rms_norm(q, self.source.vector(self.role + "q_norm"), self.spec.rms_norm_eps)
         if sizes.clip > 0:
-            q, k, v = (x.clamp(-sizes.clip, sizes.clip) for x in (q, k, v))
+            q = q.clamp(-sizes.clip, sizes.clip)
         q_THd = q.view(len(q), self.spec.num_heads, -1)
         rotate(q_THd, self.by)
-        rotate(k.view(len(k), kv_heads, -1), self.by)
-        slots_TW, slots_nW = self._rounded(torch.cat([k, v], 1))
         k_nGd, v_nGd = slots_nW.view(len(slots_nW), 2, kv_heads, -1).unbind(1)
         repeat = self.spec.num_heads // kv_heads
 
@@ -141,10 +136,9 @@ class LayerAttention:
             kv = slice(group.start // repeat, group.stop // repeat)
             return q_THd[:, group], k_nGd[:, kv], v_nGd[:, kv]
 
-        values, mass_n = self._over_heads(
+        return self._over_heads(
             heads, self.spec.num_heads, repeat, sizes.head_dim, len(slots_nW), rule, backend
         )
-        return values, slots_TW, mass_n
 
     def _over_heads(
         self,
@@ -176,11 +170,6 @@ class LayerAttention:
             mass_n /= total
         return values_THv.flatten(1), mass_n
 
-    def _rounded(self, slots_TW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The new slots in the cache's type, and all the layer's keys [n, W] in float32."""
-        slots_TW = slots_TW.to(self.source.dtype)
-        return slots_TW, torch.cat([self.prefix.slots_PW, slots_TW.float()])
-
     def _of_heads(self, weight: Weight, heads: slice) -> Weight:
         """The rows of some heads."""
         each = len(weight) // self.spec.num_heads
@@ -188,6 +177,3 @@ class LayerAttention:
 
     def _product(self, part: str, x: torch.Tensor) -> torch.Tensor:
         return tiled_product(x, needed(self.source, self.role + part))
-
-    def _norm(self, part: str, x: torch.Tensor, eps: float) -> torch.Tensor:
-        return rms_norm(x, self.source.vector(self.role + part), eps)

@@ -1,7 +1,6 @@
-"""What new tokens leave in the KV cache, without their attention.
+"""What new tokens leave in the KV cache: keys and values, or latents.
 
-The same products as those of LayerAttention, for lanes whose keys others need first. Shapes: T
-tokens, D hidden, W elements of a slot.
+As cpp/prefill/prefill_attention.cpp. Shapes: T tokens, D hidden, W elements of a slot.
 """
 
 from __future__ import annotations
@@ -9,8 +8,8 @@ from __future__ import annotations
 import torch  # type: ignore[import-not-found, unused-ignore]
 
 from moechat.gpu_weights.products import add_bias, rms_norm, tiled_product
+from moechat.gpu_weights.rope import Angles, rotate
 from moechat.models.spec import GroupedAttention, LatentAttention, ModelSpec
-from moechat.prefill.gpu.rope import Angles, rotate
 from moechat.prefill.gpu.source import LayerSource, needed
 
 

@@ -1,4 +1,4 @@
-"""Rotary embedding of many tokens at once. Shapes: T tokens, P pairs."""
+"""Rotary embedding of many tokens, or of rows of a step. Shapes: T of them, P pairs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch  # type: ignore[import-not-found, unused-ignore]
+from numpy.typing import NDArray
 
 from moechat.models.spec import Rope
 
@@ -23,19 +24,26 @@ class Angles:
         return Angles(self.cos_TP[rows], self.sin_TP[rows], self.interleaved)
 
 
-def angles(rope: Rope, first_position: int, num_tokens: int, device: torch.device) -> Angles:
-    """Of positions from ``first_position`` on.
+def cos_sin(
+    rope: Rope, positions_T: NDArray[np.int64]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Of some positions, amplitude included: float32 [T, P].
 
     In float64 on the host, rounded once, as rope_angles of the native kernels has it.
     """
     frequencies_P = np.array(rope.inverse_frequencies, np.float32).astype(np.float64)
-    positions_T = np.arange(first_position, first_position + num_tokens, dtype=np.float64)
-    radians_TP = positions_T[:, None] * frequencies_P
+    radians_TP = positions_T.astype(np.float64)[:, None] * frequencies_P
     amplitude = np.float32(rope.amplitude)
-    cos_TP, sin_TP = (
-        torch.from_numpy(amplitude * function(radians_TP).astype(np.float32)).to(device)
-        for function in (np.cos, np.sin)
+    return (
+        amplitude * np.cos(radians_TP).astype(np.float32),
+        amplitude * np.sin(radians_TP).astype(np.float32),
     )
+
+
+def angles(rope: Rope, first_position: int, num_tokens: int, device: torch.device) -> Angles:
+    """Of positions from ``first_position`` on."""
+    positions_T = np.arange(first_position, first_position + num_tokens)
+    cos_TP, sin_TP = (torch.from_numpy(x).to(device) for x in cos_sin(rope, positions_T))
     return Angles(cos_TP, sin_TP, rope.interleaved)
 
 

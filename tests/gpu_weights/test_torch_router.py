@@ -9,8 +9,8 @@ from moechat import _native
 from moechat.models.spec import MoeSpec, Rope
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'moechat[gpu]'")
-from moechat.prefill.gpu.rope import angles, rotate  # noqa: E402
-from moechat.prefill.gpu.router import route  # noqa: E402
+from moechat.gpu_weights.rope import angles, rotate  # noqa: E402
+from moechat.gpu_weights.router import route  # noqa: E402
 
 RULES = {
     "deepseek_v3": ("sigmoid", 8, 4, True, 2.5),
