@@ -15,8 +15,8 @@ import torch
 from moechat import SamplingParams, _native
 from moechat.decode.device_decode import Decoding
 from moechat.decode.gpu.hybrid_loop import HybridDecode, _Batch
+from moechat.engine import loading
 from moechat.engine.engine import Engine
-from moechat.engine.model_files import find_model_files
 
 NEVER = _native.CancelFlag()
 began = time.perf_counter()
@@ -33,7 +33,7 @@ def opened(folder: Path, device: str, **settings: Any) -> Iterator[tuple[Engine,
     with Engine.open(folder, threads=threads, compute=compute) as engine:
         hybrid = HybridDecode(
             engine.spec,
-            find_model_files(folder).bind(),
+            loading.find_model_files(folder).bind(),
             engine.model.native,
             engine.pool,
             device=device,

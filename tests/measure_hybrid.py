@@ -1,8 +1,9 @@
-"""Hybrid decode on a GPU, run by hand: ``python tests/measure_hybrid.py [--part smoke|speed|all]``.
+"""Hybrid decode on a GPU, run by hand: ``measure_hybrid.py [--part smoke|speed|deep|all]``.
 
 "smoke": small models on the device against the CPU's own decode; batches, cancel, a lost server.
 "speed": a synthetic DeepSeek-V3 of a few layers of real shapes: what a token and a layer take,
 split into the CPU's experts, the GPU and the hand-over; anti-phase; extrapolated to 61 layers.
+"deep": the same of 61 layers, those on disk again and again (deep_model): nothing extrapolated.
 Needs the native module, torch and numpy; 11.5 GB of memory and of the folder's disk a MoE layer.
 """
 
@@ -13,10 +14,12 @@ import shutil
 import statistics
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import torch
+from deep_model import deepened, synthetic
 from hybrid_smoke import (
     NEVER,
     a_decoding,
@@ -208,6 +211,38 @@ def measure_speed(model: SyntheticModel, device: str, options: argparse.Namespac
             beside(engine, hybrid, 2, 0.0, steps, masked=False)
 
 
+def deep(device: str, options: argparse.Namespace) -> None:
+    """Layers as many as the original's; anti-phase at several balances of CPU and GPU."""
+    with ExitStack() as stack:
+        path = options.path or stack.enter_context(synthetic(options.layers, options.folder))
+        stack.enter_context(deepened(WHOLE_DENSE + WHOLE_MOE))
+        engine, hybrid = stack.enter_context(opened(path, device, threads=options.threads))
+        populate([path.resolve() for path in engine.model.files.weight_files], 1 << 40)
+        lanes, read = hybrid.lanes, reading_rate(engine, path)
+        for _ in range(options.rounds):
+            found = times_of(engine, hybrid, options.steps)
+            show_times("61 layers", found)
+            experts, layers = found["experts_seconds"], WHOLE_DENSE + WHOLE_MOE
+            used = expert_bytes(engine) / experts
+            rest = (found["step_seconds"] - WHOLE_MOE * experts) / layers
+            gpu, at_once = (
+                found[f"{name}_seconds"] / layers for name in ("gpu", "answered_at_once")
+            )
+            say(
+                f"CPU experts {experts * 1e3:.3f} ms a MoE layer, {used / 1e9:.1f} GB/s, plain "
+                f"reading {read / 1e9:.1f} GB/s: {used / read:.2f}; the rest of the step "
+                f"{rest * 1e3:.3f} ms a layer; GPU alone {gpu * 1e3:.3f}; "
+                f"answered at once {at_once * 1e3:.3f} a layer"
+            )
+            for share in options.shares:
+                no_experts_on_cpu(engine, hybrid, share)
+                for sessions, anti_phase in ((1, False), (2, False), (2, True)):
+                    hybrid.lanes = lanes if anti_phase else lanes[:1]
+                    beside(engine, hybrid, sessions, share, options.steps)
+            hybrid.lanes = lanes
+            no_experts_on_cpu(engine, hybrid, 0.0)
+
+
 def show_times(name: str, found: dict[str, float]) -> None:
     seconds = {key[:-8]: value for key, value in found.items() if key.endswith("_seconds")}
     say(f"{name}:", ", ".join(f"{key} {value * 1e3:.3f} ms" for key, value in seconds.items()))
@@ -269,7 +304,7 @@ def cpu_alone(engine: Engine, steps: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--part", choices=("smoke", "speed", "all"), default="all")
+    parser.add_argument("--part", choices=("smoke", "speed", "deep", "all"), default="all")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--model", default="deepseek-v3")
     parser.add_argument("--layers", type=int, default=3)
@@ -280,6 +315,9 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=90.0, help="seconds; then no new part")
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--folder", type=Path, default=None)
+    parser.add_argument("--path", type=Path, help="of the model of part deep")
+    parser.add_argument("--shares", type=float, nargs="*", default=[0.0, 0.85, 0.92, 0.96])
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--models", type=Path, nargs="*", default=[MINI])
     options = parser.parse_args()
     if options.part in ("smoke", "all"):
@@ -287,6 +325,8 @@ def main() -> None:
         hot_on_the_device(MINI, options.device)
     if options.part in ("speed", "all"):
         speed(options.device, options)
+    if options.part == "deep":
+        deep(options.device, options)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from moechat.gpu_weights.triton_gemm import Tiling, gemm, inputs_of, linear, til
 from moechat.gpu_weights.weight import Fp8Matrix
 from moechat.prefill.gpu.attention import AttentionRule, attend
 from moechat.prefill.gpu.experts import add_experts, group_tokens
+from moechat.prefill.gpu.host_copy import HostCopies
 from moechat.prefill.gpu.source import ExpertGroup
 
 HIDDEN, WIDTH, EXPERTS, GROUP, CHOSEN = 7168, 2048, 256, 32, 8
@@ -193,7 +194,7 @@ def experts(tokens: int) -> None:
     x = (torch.randn((tokens, HIDDEN), device=CUDA) / 50).bfloat16()
     ids = torch.rand((tokens, EXPERTS), device=CUDA).argsort(1)[:, :CHOSEN]
     weights = torch.rand((tokens, CHOSEN), device=CUDA)
-    routed = group_tokens(ids, weights, EXPERTS)
+    routed = group_tokens(ids, weights, EXPERTS, HostCopies())
 
     def all_of(cuts: tuple[int, ...], out: torch.Tensor) -> torch.Tensor:
         for first, last in itertools.pairwise(cuts):

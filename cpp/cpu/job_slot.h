@@ -58,6 +58,7 @@ struct Slot {
   std::atomic<bool> cut{false};  // the cancel flag was seen: the remaining tasks are skipped
   std::atomic<bool> failed{false};
   std::exception_ptr error;  // written by the one who set `failed`
+  std::atomic<bool> opening{false};  // a phase's `open` runs: a hint to workers that look for tasks
   // What the client waits for.
   enum : uint32_t { kRunning, kClientSleeps, kFinished };
   alignas(kLine) std::atomic<uint32_t> state{kFinished};

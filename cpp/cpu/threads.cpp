@@ -29,16 +29,18 @@ constexpr int kPausesPerClockRead = 16;
 constexpr size_t kKeptPlaces = 32;
 constexpr size_t kWorkerBytes = kMatmulScratchBytes + kKeptPlaces * kKeptInputsBytes;
 
-// Polls `ready` for at most kSpin; false when the time is up.
-template <typename Ready>
-bool spin_until(Ready ready) {
-  const auto deadline = Clock::now() + kSpin;
+// Polls `ready` for kSpin after `goes_on` said no last; false when the time is up.
+template <typename Ready, typename GoesOn>
+bool spin_until(Ready ready, GoesOn goes_on) {
+  Clock::time_point deadline = Clock::now() + kSpin, now;
   do {
     for (int i = 0; i < kPausesPerClockRead; ++i) {
       if (ready()) return true;
       __builtin_ia32_pause();
     }
-  } while (Clock::now() < deadline);
+    now = Clock::now();
+    if (goes_on()) deadline = now + kSpin;
+  } while (now < deadline);
   return false;
 }
 
@@ -70,9 +72,13 @@ struct ThreadPool::Impl {
   void sleep(int worker);
   void join();
   bool anything_to_do(int worker) const {
-    return stopping.load() || slots[0].has_task() ||
-           (slots[1].has_task() && !(division.decode_only(worker) && both_work()));
+    if (stopping.load()) return true;
+    return takes_part(worker) &&
+           (slots[0].has_task() ||
+            (slots[1].has_task() && !(division.decode_only(worker) && both_work())));
   }
+  // Whether it may take tasks.
+  bool takes_part(int worker) const { return worker < num_working.load(std::memory_order_relaxed); }
   bool both_work() const { return slots[1].runs() && division.decode_works(); }
 
   const int num_threads;
@@ -86,6 +92,7 @@ struct ThreadPool::Impl {
   Division division;
   alignas(kLine) std::atomic<uint32_t> wake_serial{0};  // sleeping workers wait for it to move
   std::atomic<int> sleepers{0};
+  std::atomic<int> num_working;  // the first so many workers take tasks
   std::atomic<bool> stopping{false};
   bool profiling = false;
 };
@@ -95,7 +102,8 @@ ThreadPool::Impl::Impl(int count, const Topology& where, bool pin)
       topology(where),
       nodes(where.nodes_of_workers(count)),
       client_spins(count < available_cpus()),
-      division(count) {
+      division(count),
+      num_working(count) {
   for (Slot& slot : slots) slot.num_nodes = topology.num_nodes();
   const size_t bytes = kWorkerBytes * static_cast<size_t>(count);
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
@@ -164,7 +172,7 @@ bool ThreadPool::Impl::run(Slot& slot, Job& job) {
   slot.state.store(Slot::kRunning);
   advance(slot, /*by_worker=*/false);
   const auto finished = [&slot] { return slot.state.load() == Slot::kFinished; };
-  if (!(client_spins && spin_until(finished))) {
+  if (!(client_spins && spin_until(finished, [] { return false; }))) {
     uint32_t expected = Slot::kRunning;
     slot.state.compare_exchange_strong(expected, Slot::kClientSleeps);
     while (!finished()) futex_wait(slot.state, Slot::kClientSleeps);
@@ -192,13 +200,16 @@ void ThreadPool::Impl::advance(Slot& slot, bool by_worker) {
     const Phase& phase = job.phases[slot.next_phase++];
     const Clock::time_point before = profiling ? Clock::now() : Clock::time_point{};
     int64_t tasks = 0;
+    slot.opening.store(true, std::memory_order_relaxed);
     try {
       tasks = phase.open();
       check_tasks(tasks, phase.node_begin, topology.num_nodes());
     } catch (...) {
+      slot.opening.store(false, std::memory_order_relaxed);
       slot.fail();
       break;
     }
+    slot.opening.store(false, std::memory_order_relaxed);
     if (profiling) slot.profiler.begin(phase.name, tasks, before, Clock::now());
     if (tasks == 0) {
       if (profiling) slot.profiler.end();
@@ -217,6 +228,7 @@ void ThreadPool::Impl::advance(Slot& slot, bool by_worker) {
 // Call after making work visible. Either this sees the sleeper, or the sleeper sees the work.
 void ThreadPool::Impl::wake_workers(int64_t count) {
   if (count == 0 || sleepers.load(std::memory_order_seq_cst) == 0) return;
+  if (num_working.load() < num_threads) count = num_threads;  // some would leave it at that
   wake_serial.fetch_add(1);
   futex_wake(wake_serial, static_cast<int>(std::min<int64_t>(count, num_threads)));
 }
@@ -225,7 +237,9 @@ void ThreadPool::Impl::work(int worker) {
   while (true) {
     while (run_task(worker)) {
     }
-    if (!spin_until([this, worker] { return anything_to_do(worker); })) sleep(worker);
+    // A phase that is being opened may wait for a GPU, and has tasks for all then.
+    const auto opening = [this] { return slots[0].opening.load(std::memory_order_relaxed); };
+    if (!spin_until([this, worker] { return anything_to_do(worker); }, opening)) sleep(worker);
     if (stopping.load()) return;
   }
 }
@@ -233,6 +247,7 @@ void ThreadPool::Impl::work(int worker) {
 // One task of the job that comes first, or else of the other: decode's, unless both work and the
 // division says otherwise.
 bool ThreadPool::Impl::run_task(int worker) {
+  if (!takes_part(worker)) return false;
   const bool both = both_work();
   if (both && division.decode_only(worker)) return run_task_of(slots[0], worker, both);
   const int first = both && division.prefill_first(worker) ? 1 : 0;
@@ -289,6 +304,14 @@ bool ThreadPool::run(Priority priority, Job& job) {
 void ThreadPool::set_decode_share(double share) {
   if (!(share > 0 && share < 1)) throw Status("bad-argument", "a decode share is between 0 and 1");
   impl_->division.set_share(share);
+}
+
+void ThreadPool::leave_cpus(int count) {
+  if (count < 0) throw Status("bad-argument", "the pool cannot leave a negative number of CPUs");
+  const int spare = std::max(0, available_cpus() - impl_->num_threads);
+  impl_->num_working.store(
+      std::clamp(impl_->num_threads - (count - spare), 1, impl_->num_threads));
+  impl_->wake_workers(impl_->num_threads);
 }
 
 void ThreadPool::set_profiling(bool on) {

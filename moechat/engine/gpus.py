@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -69,6 +70,7 @@ def open_gpus(
                 memory_bytes=None if memory is None else memory - taken_bytes,
                 context_tokens=context_tokens,
                 warm=not automatic,
+                at_layer=contextlib.nullcontext if steps is None else steps.sharing.layer,
             )
         except BaseException:
             if steps is not None:

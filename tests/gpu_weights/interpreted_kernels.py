@@ -17,6 +17,7 @@ from moechat.gpu_weights.triton_combine import combine
 from moechat.gpu_weights.triton_gemm import Gated, gemm, linear, tile_list, tiling
 from moechat.gpu_weights.weight import Fp8Matrix
 from moechat.prefill.gpu import activations, experts
+from moechat.prefill.gpu.host_copy import HostCopies
 from moechat.prefill.gpu.source import ExpertGroup
 
 CPU = torch.device("cpu")
@@ -133,7 +134,7 @@ def test_groups_and_turns_do_not_show(fp8: bool, monkeypatch: pytest.MonkeyPatch
     x = (torch.randn((tokens, hidden), generator=random) / 40).bfloat16()
     ids = torch.rand((tokens, num_experts), generator=random).argsort(1)[:, :3]
     weights = torch.rand((tokens, 3), generator=random)
-    grouped = experts.group_tokens(ids, weights, num_experts)
+    grouped = experts.group_tokens(ids, weights, num_experts, HostCopies())
     biases = torch.randn((2, num_experts, width), generator=random)
 
     def group(first: int, last: int) -> ExpertGroup:

@@ -29,7 +29,7 @@ class QueuedCuda:
         self.streams.append(_Stream(device))
         return self.streams[-1]
 
-    def Event(self) -> _Event:
+    def Event(self, **_: bool) -> _Event:
         return _Event()
 
     def current_stream(self, device: torch.device) -> _Stream:

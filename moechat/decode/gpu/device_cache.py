@@ -15,6 +15,7 @@ import torch  # type: ignore[import-not-found, unused-ignore]
 from numpy.typing import NDArray
 
 from moechat.errors import DoesNotFit
+from moechat.gpu_weights.host_read import from_host
 from moechat.kv.cache import KVCache
 
 Int32 = NDArray[np.int32]
@@ -111,6 +112,7 @@ class DeviceCaches:
     def _fill(self, cache: KVCache, mirror: Mirror) -> None:
         if mirror.epoch != cache.epoch:
             mirror.end_L, mirror.epoch = mirror.first_L.copy(), cache.epoch
+        held_rows = []  # until the device has read them
         for layer, slots_SCW in enumerate(self.slots_SCW):
             count, held = cache.num_slots(layer), cache.first_slot(layer)
             first, end = int(mirror.first_L[layer]), int(mirror.end_L[layer])
@@ -119,8 +121,14 @@ class DeviceCaches:
                 first = end = held
             if end < count:
                 rows = _tensor(cache.read(layer, end, count))
-                slots_SCW[mirror.slab, end - first : count - first] = rows.to(self._device)
+                there = slots_SCW[mirror.slab, end - first : count - first]
+                if self._device.type == "cuda":
+                    rows = rows.pin_memory()
+                from_host(there, rows)
+                held_rows.append(rows)
             mirror.first_L[layer], mirror.end_L[layer] = first, count
+        if held_rows and self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
 
     def reserve(self, caches: Sequence[KVCache]) -> None:
         """Slabs for all that decode at once, and slots for the longest and one more.

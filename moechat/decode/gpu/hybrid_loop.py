@@ -20,7 +20,9 @@ from moechat.decode.gpu.device_cache import DeviceCaches
 from moechat.decode.gpu.expert_thread import ExpertThread
 from moechat.decode.gpu.hot_experts import HotExperts
 from moechat.decode.gpu.hybrid_step import StepLost
+from moechat.decode.gpu.own_stream import on_stream, own_stream
 from moechat.decode.gpu.resident_weights import ResidentWeights
+from moechat.decode.gpu.sm_partition import GpuSharing
 from moechat.decode.gpu.step_inputs import MAX_ROWS
 from moechat.decode.gpu.step_lane import LaneRow, StepLane
 from moechat.errors import MoechatError
@@ -59,20 +61,25 @@ class HybridDecode:
         gpu_experts: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
         self._device = torch.device(device)
-        self.weights = ResidentWeights(spec, tensors, device=self._device, compute=compute)
+        self.sharing = GpuSharing(self._device)
+        # What this thread asks of the device waits for nothing that a prompt asks of it.
+        self._stream = own_stream(self._device)
         windows = [layer.window for layer in spec.layers]
         dtype = torch.float32 if compute == "exact" else torch.bfloat16
-        self.caches = DeviceCaches(
-            windows, spec.kv_width, device=self._device, dtype=dtype, limit_bytes=kv_limit_bytes
-        )
-        hot = None
-        if gpu_experts:
-            hot = HotExperts(
-                spec, self.weights.stored, gpu_experts, device=self._device, compute=compute
+        with on_stream(self._stream):
+            self.weights = ResidentWeights(spec, tensors, device=self._device, compute=compute)
+            self.caches = DeviceCaches(
+                windows, spec.kv_width, device=self._device, dtype=dtype, limit_bytes=kv_limit_bytes
             )
-        self.lanes = [
-            StepLane(self.weights, self.caches, hot) for _ in range(2 if anti_phase else 1)
-        ]
+            hot = None
+            if gpu_experts:
+                hot = HotExperts(
+                    spec, self.weights.stored, gpu_experts, device=self._device, compute=compute
+                )
+            self.lanes = [
+                StepLane(self.weights, self.caches, self.sharing, hot)
+                for _ in range(2 if anti_phase else 1)
+            ]
         mailboxes = [lane.mailbox for lane in self.lanes if lane.mailbox is not None]
         self._experts = ExpertThread(model, pool, mailboxes) if mailboxes else None
         moe_layers = [layer for layer, each in enumerate(spec.layers) if each.moe]
@@ -93,6 +100,12 @@ class HybridDecode:
         What is raised is raised for all; the native caches then hold the tokens before the step.
         DoesNotFit, before a step: the sessions' caches need more memory than there is.
         """
+        with on_stream(self._stream):
+            return self._generate(members, interrupt, max_steps)
+
+    def _generate(
+        self, members: Sequence[Decoding], interrupt: _native.CancelFlag, max_steps: int
+    ) -> int:
         num_steps = 0
         while _all_go_on(members):
             if num_steps and (interrupt.raised or 0 < max_steps <= num_steps):
@@ -114,8 +127,9 @@ class HybridDecode:
     def close(self) -> None:
         """Let go of the device's memory."""
         self._abort()
-        for lane in self.lanes:
-            lane.close()
+        with on_stream(self._stream):
+            for lane in self.lanes:
+                lane.close()
         self.lanes = []
         if self._experts is not None:
             self._experts.close()

@@ -55,8 +55,6 @@ class HybridStep:
         """Of the first ``rows`` rows. New slots are written to ``slots_SCW``, a tensor a layer."""
         spec = self._spec
         x_RD = inputs.x[:rows]
-        if self._mailbox is not None:
-            self._mailbox.num_rows.copy_(inputs.count)
         states, slots = [], []
         for layer in range(spec.num_layers):
             at = ops.Slots(

@@ -19,7 +19,7 @@ _WORDS = ("request", "reply", "abort", "rows")
 class Mailbox:
     """Views of host memory, page-locked for a GPU, and the client's own words on the device.
 
-    ``num_rows``: how many rows of the next requests count, set by the host before a step.
+    ``num_rows``: how many rows of the next requests count, written before a step.
     ``sequence``: the last request's number. ``error``: not 0 once a wait gave up; then all later
     posts and waits return at once. ``limit``: nanoseconds that a wait may take. Words are [1].
     """
@@ -48,9 +48,10 @@ class Mailbox:
         hidden: int,
         experts_per_token: int,
         *,
+        num_rows: torch.Tensor | None = None,
         limit_seconds: float = 1.0,
     ) -> Mailbox:
-        """A mailbox as new; its first request is number 1."""
+        """A mailbox as new; its first request is number 1. ``num_rows``: the caller's own word."""
         shapes = {
             "x": (torch.float32, hidden),
             "ids": (torch.int32, experts_per_token),
@@ -72,6 +73,8 @@ class Mailbox:
             views[name] = memory[number * LINE_BYTES :][:4].view(torch.int32)
         for name in ("sequence", "error", "num_rows", "arrived", "answered"):
             views[name] = torch.zeros(1, dtype=torch.int32, device=device)
+        if num_rows is not None:
+            views["num_rows"] = num_rows
         limit = torch.full((1,), int(limit_seconds * 1e9), dtype=torch.int64, device=device)
         return cls(memory=memory, limit=limit, **views)
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch  # type: ignore[import-not-found, unused-ignore]
 from numpy.typing import NDArray
 
+from moechat.gpu_weights.host_read import from_host
 from moechat.gpu_weights.rope import cos_sin
 from moechat.models.spec import ModelSpec
 
@@ -43,10 +44,12 @@ class StepInputs:
         self._host_ints = torch.zeros(ints, dtype=torch.int32, pin_memory=pinned)
         self._floats = self._host_floats.to(device, copy=True)
         self._ints = self._host_ints.to(device, copy=True)
-        self.x, *angles = _parts(self._floats, widths)
+        self._parts = _parts(self._floats, widths)
+        self.x, *angles = self._parts
         self.angles = list(zip(angles[0::2], angles[1::2]))
         self.slab, self.begin, self.own, self.count = _places(self._ints, layers)
-        host_x, *host_angles = _parts(self._host_floats, widths)
+        self._host_parts = _parts(self._host_floats, widths)
+        host_x, *host_angles = self._host_parts
         self._host_x = host_x.numpy()
         self._host_angles = [part.numpy() for part in host_angles]
         self._host_places = [part.numpy() for part in _places(self._host_ints, layers)]
@@ -67,10 +70,11 @@ class StepInputs:
             cos, sin = self._host_angles[2 * number_of : 2 * number_of + 2]
             cos[:count], sin[:count] = cos_sin(rope, positions)
 
-    def send(self) -> None:
-        """To the device, on the current stream."""
-        self._floats.copy_(self._host_floats, non_blocking=True)
-        self._ints.copy_(self._host_ints, non_blocking=True)
+    def fetch(self, rows: int) -> None:
+        """The first rows, to the device: a part of the step, on the current stream."""
+        for there, here in zip(self._parts, self._host_parts):
+            from_host(there[:rows], here[:rows])
+        from_host(self._ints, self._host_ints)
 
 
 def _parts(flat: torch.Tensor, widths: Sequence[int]) -> list[torch.Tensor]:

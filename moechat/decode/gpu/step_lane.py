@@ -7,6 +7,7 @@ vocabulary, L layers, W elements of a slot.
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,8 +22,11 @@ from moechat.decode.gpu.hot_experts import HotExperts
 from moechat.decode.gpu.hybrid_step import HybridStep, StepLost, StepOutputs
 from moechat.decode.gpu.mailbox import ABORTED
 from moechat.decode.gpu.ops import Mailbox
+from moechat.decode.gpu.own_stream import own_stream
 from moechat.decode.gpu.resident_weights import ResidentWeights
+from moechat.decode.gpu.sm_partition import GpuSharing
 from moechat.decode.gpu.step_inputs import MAX_ROWS, RowInput, StepInputs
+from moechat.errors import DoesNotFit
 from moechat.kv.cache import KVCache
 
 _LIMIT_SECONDS = 30.0  # of one wait for the CPU's experts; an abort ends it at once
@@ -53,10 +57,15 @@ class StepLane:
     """One step at a time: begin(), then finish(). ``mailbox`` is None without routed experts."""
 
     def __init__(
-        self, weights: ResidentWeights, caches: DeviceCaches, hot: HotExperts | None = None
+        self,
+        weights: ResidentWeights,
+        caches: DeviceCaches,
+        sharing: GpuSharing,
+        hot: HotExperts | None = None,
     ) -> None:
         spec, device = weights.spec, weights.device
         self._weights, self._caches, self._device = weights, caches, device
+        self._inputs = StepInputs(spec, device)
         self.mailbox: Mailbox | None = None
         if spec.moe is not None and any(layer.moe for layer in spec.layers):
             self.mailbox = Mailbox.create(
@@ -64,11 +73,11 @@ class StepLane:
                 MAX_ROWS,
                 spec.hidden_size,
                 spec.moe.num_experts_per_token,
+                num_rows=self._inputs.count,
                 limit_seconds=_LIMIT_SECONDS,
             )
-        self._inputs = StepInputs(spec, device)
         self._step = HybridStep(weights, self.mailbox, hot)
-        self._runner = _GraphRunner(self) if device.type == "cuda" else _ThreadRunner(self)
+        self._runner = _GraphRunner(self, sharing) if device.type == "cuda" else _ThreadRunner(self)
         self.rows: list[LaneRow] = []  # under way
         self._mirrors: list[Mirror] = []
 
@@ -126,21 +135,16 @@ class StepLane:
         if self.mailbox is not None:
             self.mailbox.reset()
             if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)
+                torch.cuda.current_stream(self._device).synchronize()
 
     def close(self) -> None:
         """Wait for what is under way, and let go of everything. The mailbox must be aborted."""
         self._runner.close()
 
-    def send_and_run(self, rows: int) -> StepOutputs:
+    def run(self, rows: int) -> StepOutputs:
         """The whole step on the current stream."""
         with torch.inference_mode():
-            self._inputs.send()
-            return self.run(rows)
-
-    def run(self, rows: int) -> StepOutputs:
-        """Without the inputs' way to the device."""
-        with torch.inference_mode():
+            self._inputs.fetch(rows)
             return self._step.run(self._inputs, self._caches.slots_SCW, rows)
 
     def failed(self) -> bool:
@@ -157,14 +161,9 @@ class StepLane:
         """Where the step runs."""
         return self._device
 
-    def send(self) -> None:
-        """The inputs, on the current stream."""
-        self._inputs.send()
-
-    def send_nothing(self) -> None:
-        """Inputs of a step of nobody."""
+    def be_nobody(self) -> None:
+        """The next step's inputs are of no row."""
         self._inputs.set(np.empty((0, self._weights.spec.hidden_size), np.float32), [])
-        self._inputs.send()
 
 
 class _ThreadRunner:
@@ -186,7 +185,7 @@ class _ThreadRunner:
 
     def _run(self, rows: int) -> StepOutputs:
         try:
-            return self._lane.send_and_run(rows)
+            return self._lane.run(rows)
         except BaseException:
             if self._lane.mailbox is not None:  # whoever serves it is not to wait for the rest
                 self._lane.mailbox.abort.fill_(1)
@@ -215,74 +214,96 @@ class _Graph:
 
 
 class _GraphRunner:
-    """Graphs on a stream of their own, by their number of rows."""
+    """Graphs on streams of their own, by their number of rows: for the device, and for a part."""
 
-    def __init__(self, lane: StepLane) -> None:
-        self._lane, self._device = lane, lane.device
-        # Before a prompt's kernels on the same card.
-        self._stream = torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call, unused-ignore]
-        self._graphs: dict[int, _Graph] = {}
+    def __init__(self, lane: StepLane, sharing: GpuSharing) -> None:
+        self._lane, self._device, self._sharing = lane, lane.device, sharing
+        self._streams = [own_stream(self._device)]
+        if sharing.parts is not None:
+            self._streams.append(sharing.parts.decode)
+        self._graphs: dict[tuple[int, bool], _Graph] = {}
         self._version = -1
         self._error = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         self._done = torch.cuda.Event()  # type: ignore[no-untyped-call, unused-ignore]
+        self._host: StepOutputs | None = None  # of the step under way
 
     def prepared(self, rows: int) -> bool:
-        return rows in self._graphs and self._version == self._lane.version
+        return (rows, False) in self._graphs and self._version == self._lane.version
 
     def prepare(self, rows: int) -> None:
         if self.prepared(rows):
             return
         if self._version != self._lane.version:
             self._graphs, self._version = {}, self._lane.version
+        for in_part, stream in enumerate(self._streams):
+            self._graphs[rows, bool(in_part)] = self._captured(rows, stream)
+
+    def _captured(self, rows: int, stream: Any) -> _Graph:
         mailbox = self._lane.mailbox
-        torch.cuda.synchronize(self._device)
-        with torch.inference_mode(), torch.cuda.stream(self._stream):
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.inference_mode(), torch.cuda.stream(stream):
             if mailbox is not None:
                 mailbox.error.fill_(ABORTED)  # nobody serves: posts and waits return at once
-            self._lane.send_nothing()  # the last step's rows would write to their slots once more
-            self._lane.run(rows)  # kernels are compiled and libraries loaded before a capture
-            self._stream.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
-                outputs = self._lane.run(rows)
-            if mailbox is not None:
-                mailbox.error.zero_()
-            self._stream.synchronize()
+            self._lane.be_nobody()  # the last step's rows would write to their slots once more
+            try:
+                graph, outputs = self._capture(rows, stream)
+            except torch.OutOfMemoryError as error:
+                raise DoesNotFit(
+                    "a step does not fit the device's memory", str(error).partition("\n")[0]
+                ) from None
+            finally:
+                if mailbox is not None:
+                    mailbox.error.zero_()
+                stream.synchronize()
         host = StepOutputs(
             *(
                 torch.empty(part.shape, dtype=part.dtype, pin_memory=True)
                 for part in (outputs.logits_RV, outputs.slots_LRW, outputs.finite_LR)
             )
         )
-        self._graphs[rows] = _Graph(graph, outputs, host)
+        return _Graph(graph, outputs, host)
+
+    def _capture(self, rows: int, stream: Any) -> tuple[Any, StepOutputs]:
+        self._lane.run(rows)  # kernels are compiled and libraries loaded before a capture
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        gc.collect()  # nothing of the device's is to be destroyed while it is captured
+        # Not torch.cuda.graph: that waits for a prompt's kernels on the same card as well.
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            outputs = self._lane.run(rows)
+        finally:
+            graph.capture_end()
+        return graph, outputs
 
     def begin(self, rows: int) -> None:
-        if not self.prepared(rows):
-            self.prepare(rows)
-        own = self._graphs[rows]
-        # What filled the caches ran on the default stream.
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.inference_mode(), torch.cuda.stream(self._stream):
-            self._lane.send()
+        in_part = self._sharing.beside_a_prompt
+        own, stream = self._graphs[rows, in_part], self._streams[in_part]
+        # What filled the caches ran on the decode thread's stream.
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.inference_mode(), torch.cuda.stream(stream):
             own.graph.replay()
             for name in ("logits_RV", "slots_LRW", "finite_LR"):
                 getattr(own.host, name).copy_(getattr(own.outputs, name), non_blocking=True)
             if self._lane.mailbox is not None:
                 self._error.copy_(self._lane.mailbox.error, non_blocking=True)
-            self._done.record(self._stream)
+            self._done.record(stream)
+        self._host = own.host
 
     def finish(self, rows: int) -> StepOutputs:
         self._done.synchronize()
         if int(self._error) != 0:
             raise StepLost
-        return self._graphs[rows].host
+        assert self._host is not None
+        return self._host
 
     def ended(self) -> bool:
         return bool(self._done.query())  # type: ignore[no-untyped-call, unused-ignore]
 
     def close(self) -> None:
         with contextlib.suppress(RuntimeError):  # a device that failed has nothing to wait for
-            self._stream.synchronize()
+            for stream in self._streams:
+                stream.synchronize()
         self._graphs = {}
 
 

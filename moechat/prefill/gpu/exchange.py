@@ -115,7 +115,7 @@ def mark(device: torch.device) -> Any:
     """Reached when the work so far of the current stream is done; None off CUDA: it is done."""
     if device.type != "cuda":
         return None
-    event = _cuda.Event()
+    event = _cuda.Event(blocking=True)  # who waits for it leaves the CPU to others
     event.record(_cuda.current_stream(device))
     return event
 

@@ -14,6 +14,7 @@ from moechat.gpu_weights.kernels import gemm_kernels
 from moechat.gpu_weights.products import add_bias, product, tiled_product, tiles
 from moechat.gpu_weights.weight import Fp8Matrix, Weight
 from moechat.models.spec import ModelSpec
+from moechat.prefill.gpu.host_copy import HostCopies
 from moechat.prefill.gpu.source import ExpertGroup, LayerSource, needed
 
 
@@ -71,16 +72,19 @@ class GroupedTokens:
     places_TK: torch.Tensor  # int32
 
 
-def group_tokens(ids_TK: torch.Tensor, weights_TK: torch.Tensor, num_experts: int) -> GroupedTokens:
+def group_tokens(
+    ids_TK: torch.Tensor, weights_TK: torch.Tensor, num_experts: int, host: HostCopies
+) -> GroupedTokens:
     """Waits for the device once, for how many tokens each expert has."""
     flat = ids_TK.flatten()
     order = flat.argsort(stable=True)
     # Not bincount: it waits for the device itself.
     counts = flat.new_zeros(num_experts).scatter_add_(0, flat, torch.ones_like(flat))
-    begin = [0, *counts.cumsum(0).tolist()]
+    ends = host.start("ends", counts.cumsum(0))
     places = torch.empty_like(order, dtype=torch.int32)
     places[order] = torch.arange(len(order), dtype=torch.int32, device=order.device)
     places_TK = places.view(ids_TK.shape).sort(1).values
+    begin = [0, *ends.wait().tolist()]
     return GroupedTokens(order // ids_TK.shape[1], weights_TK.flatten()[order], begin, places_TK)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch  # type: ignore[import-not-found, unused-ignore]
@@ -38,14 +38,17 @@ class GpuPrefill:
         memory_bytes: int | None = None,
         context_tokens: int | None = None,
         warm: bool = False,
+        at_layer: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         """``devices``: torch's names. ``memory_bytes`` of each are used; None: what is free.
 
+        ``at_layer``: entered for each layer, of the first device: who shares it with others.
         ``warm``: files are page-locked and the first weights copied at once, on other threads.
         Raises DoesNotFit, and BadParameter for formats that cannot be streamed yet.
         """
         self.name = "+".join("torch-cpu" if name == "cpu" else name for name in devices)
-        self._spec = spec
+        self._spec, self._at_layer = spec, at_layer
+        self.host_threads = sum(name != "cpu" for name in devices)
         self.max_tokens, settings = plan_stream(
             spec,
             tensors,
@@ -110,7 +113,7 @@ class GpuPrefill:
             start_layer=start_layer,
             hidden_TD=hidden_TD,
         )
-        return GpuSpan(stream, self._meters)
+        return GpuSpan(stream, self._meters, self._at_layer)
 
     def close(self) -> None:
         """Wait for copies; let go of the mappings and the devices' memory. Idempotent."""
@@ -139,15 +142,20 @@ class _Meter:
 class GpuSpan:
     """A PrefillSpan that is cut between layers only; its layers are whole or not there."""
 
-    def __init__(self, stream: StreamPrefill, meters: Sequence[_Meter]) -> None:
-        self._stream, self._meters = stream, meters
+    def __init__(
+        self,
+        stream: StreamPrefill,
+        meters: Sequence[_Meter],
+        at_layer: Callable[[], contextlib.AbstractContextManager[None]],
+    ) -> None:
+        self._stream, self._meters, self._at_layer = stream, meters, at_layer
         self._never = _native.CancelFlag()
 
     def run_layer(self, cancel: _native.CancelFlag, window: int = 0) -> LayerOutput | None:
         """As in PrefillSpan. DoesNotFit when the GPU's memory is full."""
         if cancel.raised:
             return None
-        with _named_errors():
+        with _named_errors(), self._at_layer():
             return self._stream.run_layer(self._never, window)
 
     def logits(self, cancel: _native.CancelFlag, first: int) -> NDArray[np.float32] | None:

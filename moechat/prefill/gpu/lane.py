@@ -209,7 +209,7 @@ class Lane:
                 source.dtype,
                 lambda: add_shared(out_tD),
             )
-        grouped = group_tokens(ids_TK, weights_TK, moe.num_experts)
+        grouped = group_tokens(ids_TK, weights_TK, moe.num_experts, self._host)
         branch_TD = self.x_tD.new_zeros((len(inputs_TD), spec.hidden_size))
         for group in source.expert_groups(layer):
             add_experts(spec, group, inputs_TD, grouped, branch_TD)

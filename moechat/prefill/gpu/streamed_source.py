@@ -302,7 +302,9 @@ class StreamedSource:
     def _memory(self, name: str, num_elements: int) -> torch.Tensor:
         """Memory for decoded experts, the same for every group: they come one after another."""
         if name not in self._decoded or len(self._decoded[name]) < num_elements:
-            self._decoded.pop(name, None)
+            old = self._decoded.pop(name, None)
+            if old is not None and old.is_cuda:  # it may be of another stream
+                old.record_stream(torch.cuda.current_stream(old.device))
             self._decoded[name] = torch.empty(num_elements, dtype=self.dtype, device=self.device)
         return self._decoded[name]
 

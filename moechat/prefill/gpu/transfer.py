@@ -10,6 +10,7 @@ import ctypes
 import functools
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, Protocol
 
@@ -25,6 +26,8 @@ _cuda: Any = torch.cuda  # parts of it have no types
 # Larger copies would keep the small ones of a decode on the same card waiting.
 PIECE_BYTES = 8 << 20
 STAGING_BUFFERS = 4
+# Copies that are asked for ahead: the driver keeps a CPU busy while its queue is full.
+_AHEAD_BYTES, _AHEAD_PARTS = 128 << 20, 4
 
 
 class Transfer(Protocol):
@@ -165,6 +168,8 @@ class CudaTransfer:
         self._staging: list[tuple[torch.Tensor, torch.cuda.Event]] = []
         self._turn = 0
         self._lock = threading.Lock()
+        self._asked_bytes = 0  # since the last of these
+        self._ahead: deque[torch.cuda.Event] = deque()
 
     def host_buffer(self, size_bytes: int) -> torch.Tensor:
         """As in Transfer."""
@@ -178,6 +183,11 @@ class CudaTransfer:
                 for begin, end, is_locked in self.registrar.spans(source):
                     if is_locked:
                         locked.append((place + begin, source[begin:end]))
+                        self._asked_bytes += end - begin
+                        if self._asked_bytes >= _AHEAD_BYTES:
+                            self._copy_locked(target, locked)
+                            locked = []
+                            self._wait_for_room()
                         continue
                     self._copy_locked(target, locked)
                     locked = []
@@ -194,6 +204,14 @@ class CudaTransfer:
                 _copy_function(), target.data_ptr(), target.nbytes,
                 sources, self._piece_bytes, self.stream.cuda_stream,
             )  # fmt: skip
+
+    def _wait_for_room(self) -> None:
+        self._asked_bytes = 0
+        here = _cuda.Event(blocking=True)
+        here.record(self.stream)
+        self._ahead.append(here)
+        if len(self._ahead) == _AHEAD_PARTS:
+            self._ahead.popleft().synchronize()
 
     def _copy_staged(self, target: torch.Tensor, host: torch.Tensor) -> None:
         if not self._staging:
@@ -227,7 +245,7 @@ class CudaTransfer:
         return self._mark(_cuda.current_stream(self.device))
 
     def _mark(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
-        mark: torch.cuda.Event = _cuda.Event(enable_timing=True)
+        mark: torch.cuda.Event = _cuda.Event(enable_timing=True, blocking=True)
         mark.record(stream)
         return mark
 
@@ -256,6 +274,7 @@ class CudaTransfer:
         """As in Transfer."""
         self.stream.synchronize()
         self._staging = []
+        self._ahead.clear()
         self.registrar.close()
 
 
