@@ -97,8 +97,6 @@ void register_experts(py::module_& m) {
           "num_nodes", [](const ThreadPool& self) { return self.topology().num_nodes(); })
       .def("set_decode_share", &ThreadPool::set_decode_share, py::arg("share"),
            "What decode gets of the workers while prefill works as well, between 0 and 1.")
-      .def("leave_cpus", &ThreadPool::leave_cpus, py::arg("count"),
-           "Leave so many of the process's CPUs to other threads; at any time, 0 at first.")
       .def("set_profiling", &ThreadPool::set_profiling, py::arg("on"),
            "Start or stop keeping times of phases; call while nothing runs.")
       .def("profile", &profile, py::arg("priority"),

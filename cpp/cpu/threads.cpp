@@ -72,13 +72,9 @@ struct ThreadPool::Impl {
   void sleep(int worker);
   void join();
   bool anything_to_do(int worker) const {
-    if (stopping.load()) return true;
-    return takes_part(worker) &&
-           (slots[0].has_task() ||
-            (slots[1].has_task() && !(division.decode_only(worker) && both_work())));
+    return stopping.load() || slots[0].has_task() ||
+           (slots[1].has_task() && !(division.decode_only(worker) && both_work()));
   }
-  // Whether it may take tasks.
-  bool takes_part(int worker) const { return worker < num_working.load(std::memory_order_relaxed); }
   bool both_work() const { return slots[1].runs() && division.decode_works(); }
 
   const int num_threads;
@@ -92,7 +88,6 @@ struct ThreadPool::Impl {
   Division division;
   alignas(kLine) std::atomic<uint32_t> wake_serial{0};  // sleeping workers wait for it to move
   std::atomic<int> sleepers{0};
-  std::atomic<int> num_working;  // the first so many workers take tasks
   std::atomic<bool> stopping{false};
   bool profiling = false;
 };
@@ -102,8 +97,7 @@ ThreadPool::Impl::Impl(int count, const Topology& where, bool pin)
       topology(where),
       nodes(where.nodes_of_workers(count)),
       client_spins(count < available_cpus()),
-      division(count),
-      num_working(count) {
+      division(count) {
   for (Slot& slot : slots) slot.num_nodes = topology.num_nodes();
   const size_t bytes = kWorkerBytes * static_cast<size_t>(count);
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
@@ -228,7 +222,6 @@ void ThreadPool::Impl::advance(Slot& slot, bool by_worker) {
 // Call after making work visible. Either this sees the sleeper, or the sleeper sees the work.
 void ThreadPool::Impl::wake_workers(int64_t count) {
   if (count == 0 || sleepers.load(std::memory_order_seq_cst) == 0) return;
-  if (num_working.load() < num_threads) count = num_threads;  // some would leave it at that
   wake_serial.fetch_add(1);
   futex_wake(wake_serial, static_cast<int>(std::min<int64_t>(count, num_threads)));
 }
@@ -247,7 +240,6 @@ void ThreadPool::Impl::work(int worker) {
 // One task of the job that comes first, or else of the other: decode's, unless both work and the
 // division says otherwise.
 bool ThreadPool::Impl::run_task(int worker) {
-  if (!takes_part(worker)) return false;
   const bool both = both_work();
   if (both && division.decode_only(worker)) return run_task_of(slots[0], worker, both);
   const int first = both && division.prefill_first(worker) ? 1 : 0;
@@ -304,14 +296,6 @@ bool ThreadPool::run(Priority priority, Job& job) {
 void ThreadPool::set_decode_share(double share) {
   if (!(share > 0 && share < 1)) throw Status("bad-argument", "a decode share is between 0 and 1");
   impl_->division.set_share(share);
-}
-
-void ThreadPool::leave_cpus(int count) {
-  if (count < 0) throw Status("bad-argument", "the pool cannot leave a negative number of CPUs");
-  const int spare = std::max(0, available_cpus() - impl_->num_threads);
-  impl_->num_working.store(
-      std::clamp(impl_->num_threads - (count - spare), 1, impl_->num_threads));
-  impl_->wake_workers(impl_->num_threads);
 }
 
 void ThreadPool::set_profiling(bool on) {

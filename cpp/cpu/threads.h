@@ -81,9 +81,6 @@ class ThreadPool {
   // Of the workers, what decode gets while prefill works as well; 0.5 at first. Between 0 and 1,
   // else Status "bad-argument". Call while no job runs.
   void set_decode_share(double share);
-  // Leaves so many of the process's CPUs to other threads, if need be by workers that take no tasks;
-  // one always does. At any time. Status "bad-argument" for a negative number.
-  void leave_cpus(int count);
   // Starts or stops keeping times, of jobs of either priority. Call while no job runs.
   void set_profiling(bool on);
   // What was kept of `priority` since profiling began, by name in the order of first use.

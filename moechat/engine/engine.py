@@ -131,13 +131,7 @@ class Engine:
         self.prefill_choice = DeviceChoice(
             CpuDevice(self.model.native, pool), gpus.prefill, gpu_prefill_tokens
         )
-        passes = Passes(
-            self.spec,
-            self.prefill_choice,
-            self.decode.channel,
-            suspended_bytes,
-            leave_cpus=pool.leave_cpus,
-        )
+        passes = Passes(self.spec, self.prefill_choice, self.decode.channel, suspended_bytes)
         self.prefill = PrefillWorker(passes, self.decode.channel)
         # Runs at close(), when the engine is dropped, and at interpreter exit.
         self._shut_down = weakref.finalize(

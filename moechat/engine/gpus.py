@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 SMALL_MODEL_BYTES = 4 << 30
 # Of a GPU's memory: for copies of KV caches, and what "auto" gives decode with its weights at most.
 _KV_SHARE, _DECODE_SHARE = 8, 2
+_SWITCH_SECONDS = 2e-4
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,9 @@ def open_gpus(
         if not automatic:
             raise
         return Gpus(notice=f"prompts are read by the CPU: {error.message}")
+    if steps is not None:
+        # Between two steps decode needs the interpreter, which a prompt's thread has all the time.
+        sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
     return Gpus(prompts, steps)
 
 

@@ -77,7 +77,6 @@ class CpuDevice:
     name = "cpu"
     max_tokens: int | None = None
     resumable = False
-    host_threads = 0
     pass_bytes = 0
 
     def __init__(self, model: _native.Model, pool: _native.ThreadPool) -> None:

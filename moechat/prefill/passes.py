@@ -7,7 +7,7 @@ import functools
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -36,10 +36,7 @@ class Passes:
         choice: DeviceChoice,
         channel: Channel[Any],
         suspended_bytes: int | None = None,
-        leave_cpus: Callable[[int], None] = lambda count: None,
     ) -> None:
-        """``leave_cpus``: the pool leaves so many to the threads that drive a device."""
-        self._leave_cpus = leave_cpus
         self._spec, self._choice, self._channel = spec, choice, channel
         self._packets = PacketThread()
         self._shelf = Shelf(suspended_bytes)
@@ -65,12 +62,8 @@ class Passes:
         for number, part in enumerate(run.parts):
             if number and not self._wait_for_packets(run.job):
                 return False
-            self._leave_cpus(part.device.host_threads)
-            try:
-                if not self._run_part(run, part, begin):
-                    return False
-            finally:
-                self._leave_cpus(0)
+            if not self._run_part(run, part, begin):
+                return False
             begin += part.num_tokens
         return True
 

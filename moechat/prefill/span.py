@@ -65,7 +65,6 @@ class PrefillDevice(Protocol):
     name: str  # for people: "cpu", "cuda:0"
     max_tokens: int | None  # the longest span; None: any
     resumable: bool  # a span that is cut between layers can be gone on with
-    host_threads: int  # that keep a CPU busy while a span runs, beside the pool's
     pass_bytes: int  # that cross a link for one span, however short; 0: nothing does
 
     def span(

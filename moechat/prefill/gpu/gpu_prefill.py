@@ -48,7 +48,6 @@ class GpuPrefill:
         """
         self.name = "+".join("torch-cpu" if name == "cpu" else name for name in devices)
         self._spec, self._at_layer = spec, at_layer
-        self.host_threads = sum(name != "cpu" for name in devices)
         self.max_tokens, settings = plan_stream(
             spec,
             tensors,

@@ -16,7 +16,6 @@
 #include "check.h"
 #include "common/status.h"
 #include "cpu/division.h"
-#include "cpu/features.h"
 #include "cpu/threads.h"
 #include "kernels/matmul/matmul.h"
 
@@ -378,54 +377,12 @@ void check_share_of_workers() {
 
 }  // namespace
 
-// Workers that leave their CPUs to others take no task, however often that changes; one stays.
-void check_left_cpus() {
-  const int num_threads = available_cpus() + 2;
-  ThreadPool pool(num_threads);
-  std::atomic<int> highest{0};
-  std::atomic<int64_t> tasks{0};
-  Job job;
-  job.phases.push_back({[] { return 64; }, [&](int64_t, int worker) {
-                          int seen = highest.load();
-                          while (seen < worker && !highest.compare_exchange_weak(seen, worker)) {
-                          }
-                          ++tasks;
-                        }});
-  job.phases.push_back({[] { return 1; }, [&](int64_t, int) { ++tasks; }});
-  for (const auto& [left, most] : {std::pair{1, num_threads - 1}, {2, num_threads - 2}, {999, 1}}) {
-    pool.leave_cpus(left);
-    std::this_thread::sleep_for(1ms);  // workers sleep, those that take no part as well
-    highest = 0;
-    tasks = 0;
-    for (int i = 0; i < 50; ++i) CHECK(pool.run(Priority::kDecode, job));
-    CHECK(tasks == 50 * 65);
-    CHECK(highest < most);
-  }
-  std::atomic<bool> stop{false};
-  std::thread changes([&] {
-    for (int i = 0; !stop.load(); ++i) pool.leave_cpus(i % 3 * 500);
-  });
-  tasks = 0;
-  for (int i = 0; i < 300; ++i) CHECK(pool.run(Priority::kDecode, job));
-  stop = true;
-  changes.join();
-  CHECK(tasks == 300 * 65);
-  bool refused = false;
-  try {
-    pool.leave_cpus(-1);
-  } catch (const Status& status) {
-    refused = status.name == "bad-argument";
-  }
-  CHECK(refused);
-}
-
 void test_threads() {
   for (const int num_threads : {1, 2, 3, 16}) check_order(num_threads, 60);
   check_clients();
   check_priority();
   check_division();
   check_share_of_workers();
-  check_left_cpus();
   check_cancel();
   check_errors();
   check_sleep();
