@@ -26,11 +26,12 @@ class ExpertThread:
         self._serving: Future[None] | None = None
         self._stop = _native.CancelFlag()
         self._ended: queue.SimpleQueue[int | BaseException | None] = queue.SimpleQueue()
+        self.failure: Exception | None = None  # what the server threw since start()
 
     def start(self) -> None:
         """Begin to serve; mailboxes are as new, or between two steps."""
         self._stop.clear()
-        self._ended = queue.SimpleQueue()
+        self._ended, self.failure = queue.SimpleQueue(), None
         self._serving = self._executor.submit(self._serve)
 
     def stop(self) -> None:
@@ -66,4 +67,5 @@ class ExpertThread:
                 if why != "interrupt":
                     self._ended.put(number)
         except Exception as error:  # told to the decode thread
+            self.failure = error
             self._ended.put(error)

@@ -165,6 +165,8 @@ class HybridDecode:
                 member.cache.native.truncate(member.generation.position)
                 self.caches.clip(member.cache)
             if isinstance(error, StepLost):
+                if self._experts is not None and self._experts.failure is not None:
+                    raise self._experts.failure from None
                 if any(not member.generation.goes_on() for member in ready):
                     return max(batch.num_steps for batch in batches)
                 raise MoechatError(
