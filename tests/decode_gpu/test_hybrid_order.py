@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 
@@ -206,3 +208,22 @@ def test_idle_sessions_make_room_for_a_long_one(open_engine, monkeypatch):
     for session in idle:
         session.rewind(0)
         assert answer(engine, session=session) == answer(plain)
+
+
+MAIN_THREAD_ENDS_FIRST = """
+import sys, threading
+from moechat import Engine, SamplingParams
+
+engine = Engine.open("mini", threads=1, device="torch-cpu", gpu_decode="on")
+params = SamplingParams(temperature=0, max_tokens=60, ignore_end=True)
+handle = engine.session().generate([5, 9, 33], params)
+threading.Thread(target=lambda: print(sum(e.token_id is not None for e in handle))).start()
+"""
+
+
+def test_an_answer_outlives_the_main_thread():
+    done = subprocess.run(
+        [sys.executable, "-c", MAIN_THREAD_ENDS_FIRST],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "60\n")

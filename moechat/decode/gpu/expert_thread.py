@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
 from moechat import _native
+from moechat.decode.gpu.one_thread import OneThread
 from moechat.decode.gpu.ops import Mailbox
 from moechat.decode.gpu.step_inputs import MAX_ROWS
 
@@ -22,7 +23,7 @@ class ExpertThread:
         self._memory = [mailbox.memory for mailbox in mailboxes]  # must outlive the server
         places = [(memory.data_ptr(), memory.numel()) for memory in self._memory]
         self.server = _native.ExpertServer(model, pool, places, MAX_ROWS)
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="hybrid-experts")
+        self._thread = OneThread("hybrid-experts")
         self._serving: Future[None] | None = None
         self._stop = _native.CancelFlag()
         self._ended: queue.SimpleQueue[int | BaseException | None] = queue.SimpleQueue()
@@ -32,7 +33,7 @@ class ExpertThread:
         """Begin to serve; mailboxes are as new, or between two steps."""
         self._stop.clear()
         self._ended, self.failure = queue.SimpleQueue(), None
-        self._serving = self._executor.submit(self._serve)
+        self._serving = self._thread.submit(self._serve)
 
     def stop(self) -> None:
         """Serve no more; a request at hand is as if it had not come."""
@@ -57,7 +58,7 @@ class ExpertThread:
     def close(self) -> None:
         """End the thread."""
         self.stop()
-        self._executor.shutdown()
+        self._thread.close()
 
     def _serve(self) -> None:
         why = ""

@@ -7,8 +7,9 @@ vocabulary, L layers, W elements of a slot.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from moechat.decode.gpu.device_cache import DeviceCaches, Mirror
 from moechat.decode.gpu.hot_experts import HotExperts
 from moechat.decode.gpu.hybrid_step import HybridStep, StepLost, StepOutputs
 from moechat.decode.gpu.mailbox import ABORTED
+from moechat.decode.gpu.one_thread import OneThread
 from moechat.decode.gpu.ops import Mailbox
 from moechat.decode.gpu.resident_weights import ResidentWeights
 from moechat.decode.gpu.step_inputs import MAX_ROWS, RowInput, StepInputs
@@ -172,7 +174,7 @@ class _ThreadRunner:
 
     def __init__(self, lane: StepLane) -> None:
         self._lane = lane
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="hybrid-step")
+        self._thread = OneThread("hybrid-step")
         self._future: Future[StepOutputs] | None = None
 
     def prepare(self, rows: int) -> None:
@@ -182,7 +184,7 @@ class _ThreadRunner:
         return True
 
     def begin(self, rows: int) -> None:
-        self._future = self._executor.submit(self._run, rows)
+        self._future = self._thread.submit(functools.partial(self._run, rows))
 
     def _run(self, rows: int) -> StepOutputs:
         try:
@@ -204,7 +206,7 @@ class _ThreadRunner:
         return self._future is None or self._future.done()
 
     def close(self) -> None:
-        self._executor.shutdown()
+        self._thread.close()
 
 
 @dataclass(frozen=True)
