@@ -84,7 +84,9 @@ def test_a_look_that_comes_late_does_not_count_a_step_twice(engine, monkeypatch)
         if not looks and len(hybrid._experts._memory) == sum(bool(x.rows) for x in hybrid.lanes):
             until(hybrid.lanes[0].ended)
             looks.append(0)
-            return None, True  # it lay before the news of the step
+        if len(looks) in (1, 2):
+            looks.append(0)
+            return None, True  # they lay before the news of the step
         return real(timeout_seconds)
 
     monkeypatch.setattr(hybrid._experts, "ended", ended)

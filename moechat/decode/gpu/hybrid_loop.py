@@ -199,7 +199,6 @@ class HybridDecode:
         if self._experts is None:
             return next(iter(running))
         members = [member for batch in running.values() for member in batch.members]
-        ended: set[int] = set()
         while True:
             for number in running:
                 if self._experts.server.aborted(number):
@@ -209,12 +208,10 @@ class HybridDecode:
                 return news
             if all(member.cancel.raised for member in members):
                 self._abort()
-            elif look:
-                # One that ended well is in the news, but perhaps only behind this look.
+            elif look:  # what ended well is in the news, if not before this look
                 for number in running:
-                    if number in ended:
+                    if self.lanes[number].lost():
                         return number
-                ended.update(number for number in running if self.lanes[number].ended())
 
     def _finish(self, lane: StepLane, batch: _Batch) -> bool:
         """Sample what follows; False when one has finished."""

@@ -116,6 +116,10 @@ class StepLane:
         """Whether the step under way has come to its end, well or not."""
         return self._runner.ended()
 
+    def lost(self) -> bool:
+        """Whether finish() will raise, at once."""
+        return self._runner.ended() and self._runner.lost()
+
     def abandon(self) -> None:
         """Wait for the step under way, if there is one: its mailbox is aborted."""
         if self.rows:
@@ -205,6 +209,10 @@ class _ThreadRunner:
     def ended(self) -> bool:
         return self._future is None or self._future.done()
 
+    def lost(self) -> bool:
+        future = self._future
+        return future is not None and (future.exception() is not None or self._lane.failed())
+
     def close(self) -> None:
         self._thread.close()
 
@@ -281,6 +289,9 @@ class _GraphRunner:
 
     def ended(self) -> bool:
         return bool(self._done.query())  # type: ignore[no-untyped-call, unused-ignore]
+
+    def lost(self) -> bool:
+        return int(self._error) != 0
 
     def close(self) -> None:
         with contextlib.suppress(RuntimeError):  # a device that failed has nothing to wait for
