@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from draft_models import agreeing_folder
 from oracles import MINI
 
 from moechat.engine.gpus import _stored_bytes
-from moechat.errors import DoesNotFit
+from moechat.errors import BadParameter, DoesNotFit
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'moechat[gpu]'")
 
@@ -38,3 +39,11 @@ def test_memory_that_is_not_there_after_all(open_engine, monkeypatch, wanted):
         return
     with pytest.raises(DoesNotFit, match="gpu-decode off"):
         open_engine(MINI, **settings)
+
+
+def test_no_memory_is_taken_for_steps_that_speculation_leaves_to_the_cpu(open_engine):
+    settings = {"speculate": True, "gpu_memory_bytes": 1 << 32, **SETTINGS}
+    engine = open_engine(agreeing_folder(), gpu_decode="auto", **settings)
+    assert engine.decode.device is None and engine.prefill_choice.gpu is not None
+    with pytest.raises(BadParameter, match="speculat"):
+        open_engine(agreeing_folder(), gpu_decode="on", **settings)
