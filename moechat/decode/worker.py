@@ -147,6 +147,7 @@ class DecodeWorker:
             self._finish(running, "cancelled", None)
         if self.device is not None:
             self.device.close()
+            self.device = None  # its memory is free for the next engine
         self.channel.close()
         while message := self.channel.receive(block=False):
             self._refuse(message)

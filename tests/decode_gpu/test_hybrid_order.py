@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -229,3 +231,20 @@ def test_an_answer_outlives_the_main_thread():
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "60\n")
+
+
+def test_a_closed_engine_holds_nothing_on_the_device(open_engine):
+    """At once: the next engine looks at what memory is free."""
+    folder = oracle_folder(SMALL_ORACLE)
+    engine = open_engine(folder)
+    hybrid = with_hybrid(engine, folder)
+    answer(engine)
+    held = [weakref.ref(part) for part in (hybrid.weights, hybrid.caches, hybrid.lanes[0])]
+    del hybrid
+    gc.collect()
+    gc.disable()
+    try:
+        engine.close()
+        assert [part() for part in held] == [None] * 3
+    finally:
+        gc.enable()

@@ -215,6 +215,7 @@ class _ThreadRunner:
 
     def close(self) -> None:
         self._thread.close()
+        del self._lane  # which refers to this: nothing is to wait for the collector
 
 
 @dataclass(frozen=True)
@@ -297,6 +298,7 @@ class _GraphRunner:
         with contextlib.suppress(RuntimeError):  # a device that failed has nothing to wait for
             self._stream.synchronize()
         self._graphs = {}
+        del self._lane
 
 
 def _bucket(rows: int) -> int:
