@@ -47,6 +47,7 @@ ExpertServer::ExpertServer(const Model& model, ThreadPool& pool,
   for (const Mailbox& mailbox : mailboxes) boxes_.push_back({mailbox});
   for (int64_t box = 0; box < num_mailboxes(); ++box) reset(box, 0);
   call_.dims = &model.dims;
+  call_.layer = layers_.front();  // also of phases that have no request
   call_.compute = model.compute;
   call_.with_shared = false;
   call_.experts_per_token = model.dims.experts_per_token;

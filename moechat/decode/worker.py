@@ -147,6 +147,7 @@ class DecodeWorker:
             self._finish(running, "cancelled", None)
         if self.device is not None:
             self.device.close()
+            self.device = None  # its memory is free for the next engine
         self.channel.close()
         while message := self.channel.receive(block=False):
             self._refuse(message)
@@ -201,18 +202,28 @@ class DecodeWorker:
         del error  # its traceback holds this frame
 
     def _steps(self, max_steps: int) -> int:
-        if self.device is not None and all(r.start.drafter is None for r in self._running):
-            members = [
-                Decoding(running.generation, running.start.cache, running.start.cancel)
-                for running in self._running
-            ]
+        """Of the device, and of the CPU for who speculates: in turns, if there are both.
+
+        So nobody's bits depend on who speculates beside him.
+        """
+        own = [r for r in self._running if self.device is None or r.start.drafter is not None]
+        others = [running for running in self._running if running not in own]
+        num_steps = 0
+        if own and others:
+            max_steps = 1
+        if self.device is not None and others:
+            members = [Decoding(r.generation, r.start.cache, r.start.cancel) for r in others]
             try:
-                return self.device.generate(members, self._interrupt, max_steps)
+                num_steps = self.device.generate(members, self._interrupt, max_steps)
             except DoesNotFit:
-                pass  # the caches have outgrown the device; the CPU's are whole
-        generations = [running.generation for running in self._running]
-        step = self._step
-        return _native.generate(step.native, step.model, generations, self._interrupt, max_steps)
+                own = self._running  # the caches have outgrown the device; the CPU's are whole
+        if own:
+            step, generations = self._step, [running.generation for running in own]
+            steps = _native.generate(
+                step.native, step.model, generations, self._interrupt, max_steps
+            )
+            num_steps = max(num_steps, steps)
+        return num_steps
 
     @staticmethod
     def _finish(running: _Running, reason: str, error: Exception | None) -> None:

@@ -15,9 +15,9 @@ def torch_devices(device: str) -> Sequence[str]:
     """torch's names of the devices that ``device`` means. Imports torch; DeviceUnavailable."""
     if device.startswith("torch-cpu"):
         count = int(device.partition(":")[2] or 1)
-        _import_torch()
+        import_torch()
         return ["cpu"] * count
-    torch = _import_torch()
+    torch = import_torch()
     if not torch.cuda.is_available():
         raise DeviceUnavailable(
             "there is no GPU that torch can use",
@@ -40,7 +40,8 @@ def torch_devices(device: str) -> Sequence[str]:
     return names
 
 
-def _import_torch() -> Any:
+def import_torch() -> Any:
+    """The module; DeviceUnavailable."""
     try:
         return importlib.import_module("torch")
     except ImportError as error:

@@ -88,6 +88,12 @@ class Engine:
                 "there is no GPU, or the device is the CPU",
                 "Leave it out, or name a GPU: --device cuda",
             )
+        if gpu_decode == "on" and speculate:
+            raise BadParameter(
+                "gpu_decode cannot be 'on' with speculation",
+                "drafts are verified by the CPU",
+                "Leave one of them out: --gpu-decode, --speculate",
+            )
         _at_least("gpu_memory_bytes", gpu_memory_bytes, 1)
         _at_least("gpu_prefill_tokens", gpu_prefill_tokens, 0)
         self.model = load_model(path, compute, speculate=speculate, keep_tensors=wanted)
@@ -122,7 +128,7 @@ class Engine:
                 compute=compute,
                 memory_bytes=gpu_memory_bytes,
                 context_tokens=self.context_tokens,
-                decode=gpu_decode,
+                decode="off" if speculate else gpu_decode,
             )
         self.decode = DecodeWorker(self.model.native, pool, channel_packets)
         if gpus.decode is not None:
@@ -186,9 +192,9 @@ class Engine:
         small. Weights stream through ``gpu_memory_bytes`` of each GPU, by default what is free.
         Prompts of ``gpu_prefill_tokens`` new tokens or more go there; None: those that take less
         time there, as far as that was measured. ``gpu_decode`` "on" has the first GPU make decode's
-        steps but for the routed experts, "auto" where it has room for all their other weights. A
-        cancelled one is kept for the same prompt in
-        ``suspended_bytes`` of host memory, by default a 16th of what is free and 8 GiB at most.
+        steps but for the routed experts, "auto" where it has room for all their other weights and
+        nothing is drafted. A cancelled prompt is kept for the same one in ``suspended_bytes`` of
+        host memory, by default a 16th of what is free and 8 GiB at most.
 
         Raises ModelNotFound, CheckpointDamaged, ArchitectureUnsupported, BadParameter, DoesNotFit,
         DeviceUnavailable.

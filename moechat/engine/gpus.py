@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from moechat import _native
-from moechat.engine.devices import torch_devices
+from moechat.engine.devices import import_torch, torch_devices
 from moechat.engine.loading import LoadedModel
 from moechat.errors import BadParameter, DeviceUnavailable, DoesNotFit
 from moechat.sizes import size_text
@@ -99,21 +99,38 @@ def _open_decode(
     """What makes decode's steps, and the memory that it takes."""
     if wanted == "off" or (wanted == "auto" and memory_bytes is None):
         return None, 0
-    kv_bytes = None if memory_bytes is None else memory_bytes // _KV_SHARE
-    if memory_bytes is not None and kv_bytes is not None:
-        needed = _resident_bytes(model) + kv_bytes
-        if wanted == "auto" and needed > memory_bytes // _DECODE_SHARE:
-            return None, 0
-        if needed > memory_bytes:
-            raise DoesNotFit(
-                "decoding on the GPU does not fit its memory",
-                f"{size_text(needed)} are needed, and {size_text(memory_bytes)} are there",
-                "Leave it to the CPU: --gpu-decode off",
-            )
+    kv_bytes, limit_bytes = 0, sys.maxsize
+    if memory_bytes is not None:
+        kv_bytes = memory_bytes // _KV_SHARE
+        limit_bytes = memory_bytes // (_DECODE_SHARE if wanted == "auto" else 1)
+    steps = None
+    try:
+        _check_fit(_stored_bytes(model) + kv_bytes, limit_bytes)
+        steps = _load_decode(device, model, pool, compute, kv_bytes or None)
+        # Formats that decode's kernels do not read, and exact mode, take more than what is stored.
+        taken_bytes = steps.weights.num_bytes + kv_bytes
+        _check_fit(taken_bytes, limit_bytes)
+    except (BadParameter, DoesNotFit):
+        if steps is not None:
+            steps.close()
+        if wanted == "on":
+            raise
+        return None, 0
+    return steps, taken_bytes
+
+
+def _load_decode(
+    device: str,
+    model: LoadedModel,
+    pool: _native.ThreadPool,
+    compute: str,
+    kv_bytes: int | None,
+) -> HybridDecode:
+    """BadParameter for formats that no GPU path reads; DoesNotFit."""
     from moechat.decode.gpu.hybrid_loop import HybridDecode
 
     try:
-        steps = HybridDecode(
+        return HybridDecode(
             model.spec,
             model.tensors,
             model.native,
@@ -122,15 +139,25 @@ def _open_decode(
             compute=compute,
             kv_limit_bytes=kv_bytes,
         )
-    except BadParameter:  # of a format that decode's kernels do not read
-        if wanted == "on":
-            raise
-        return None, 0
-    return steps, steps.weights.num_bytes + (kv_bytes or 0)
+    except import_torch().OutOfMemoryError:
+        raise _does_not_fit("there is less memory than it takes") from None
 
 
-def _resident_bytes(model: LoadedModel) -> int:
-    """Of all that is no routed expert and no embedding."""
+def _check_fit(needed_bytes: int, limit_bytes: int) -> None:
+    if needed_bytes > limit_bytes:
+        raise _does_not_fit(
+            f"{size_text(needed_bytes)} are needed, and {size_text(limit_bytes)} are there"
+        )
+
+
+def _does_not_fit(why: str) -> DoesNotFit:
+    return DoesNotFit(
+        "decoding on the GPU does not fit its memory", why, "Leave it to the CPU: --gpu-decode off"
+    )
+
+
+def _stored_bytes(model: LoadedModel) -> int:
+    """Of all that is no routed expert and no embedding: the GPU holds that at least."""
     return sum(
         part.array.nbytes
         for tensor in model.tensors

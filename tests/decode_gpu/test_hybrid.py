@@ -7,6 +7,7 @@ import threading
 
 import numpy as np
 import pytest
+from draft_models import agreeing_folder
 from oracles import MINI, ORACLE_NAMES, PIPELINE_ORACLES, expected, oracle_folder
 from session_record import answer, kv_bytes
 
@@ -143,3 +144,24 @@ def test_rewinds_and_long_answers(open_engine, monkeypatch, name):
         other = fresh.session()
         assert tokens == answer(other, before + ids, params(0, 12))[0]
         other.close()
+
+
+def test_no_bit_depends_on_who_speculates_beside(open_engine):
+    """Drafts are verified by the CPU, whose bits are others than the device's."""
+    folder = agreeing_folder()
+    engine = open_engine(folder, speculate=True)
+    with_hybrid(engine, folder)
+
+    def record(beside):
+        session = engine.session()
+        session.drafter = None
+        if beside:
+            drafting = engine.session().generate(seeded(engine, 4), params(4, 60))
+            next(drafting)
+        tokens, _ = answer(session, seeded(engine, 1), params(1))
+        if beside:
+            assert drafting.result().stats.drafted > 0
+        return tokens, kv_bytes(session)
+
+    alone = record(False)
+    assert record(True) == alone

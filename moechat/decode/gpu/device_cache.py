@@ -143,8 +143,12 @@ class DeviceCaches:
         known = {id(cache) for cache in (*self._mirrors, *caches)}
         while slabs <= len(caches) or (slabs <= len(known) and self._fits(slabs * 2, slots)):
             slabs *= 2
+        least = max(2, 1 << len(caches).bit_length())
+        if not self._fits(slabs, slots) and self._fits(least, slots):  # the idle ones give way
+            slabs = least
+            self._mirrors.clear()
         if (slabs, slots) != (self._slabs, self._slots):
-            self._grow(slabs, slots)
+            self._resize(slabs, slots)
         for cache in caches:
             if cache in self._mirrors:
                 self._mirrors[cache].used, self._mirrors[cache].fresh = self._clock, False
@@ -167,16 +171,19 @@ class DeviceCaches:
         none_L = np.zeros(len(self._windows), np.int32)
         return Mirror(slab, cache.epoch, none_L, none_L.copy(), self._clock)
 
-    def _grow(self, slabs: int, slots: int) -> None:
+    def _resize(self, slabs: int, slots: int) -> None:
+        """Slabs of sessions that are known stay as they are, also when DoesNotFit is raised."""
         if not self._fits(slabs, slots):
             raise self._does_not_fit(slabs, slots)
         self.version += 1
         for layer, old in enumerate(self.slots_SCW):
             try:
                 new = self._allocate(layer, slabs, slots)
-            except torch.OutOfMemoryError:  # layers before are larger than they must be
+            except torch.OutOfMemoryError:  # only layers before have their new size
+                self._slabs = min(self._slabs, slabs)
                 raise self._does_not_fit(slabs, slots) from None
-            new[: old.shape[0], : old.shape[1]] = old
+            both = tuple(slice(min(sizes)) for sizes in zip(old.shape[:2], new.shape))
+            new[both] = old[both]
             self.slots_SCW[layer] = new
         self._slabs, self._slots = slabs, slots
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
 from moechat import _native
+from moechat.decode.gpu.one_thread import OneThread
 from moechat.decode.gpu.ops import Mailbox
 from moechat.decode.gpu.step_inputs import MAX_ROWS
 
@@ -22,16 +23,17 @@ class ExpertThread:
         self._memory = [mailbox.memory for mailbox in mailboxes]  # must outlive the server
         places = [(memory.data_ptr(), memory.numel()) for memory in self._memory]
         self.server = _native.ExpertServer(model, pool, places, MAX_ROWS)
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="hybrid-experts")
+        self._thread = OneThread("hybrid-experts")
         self._serving: Future[None] | None = None
         self._stop = _native.CancelFlag()
         self._ended: queue.SimpleQueue[int | BaseException | None] = queue.SimpleQueue()
+        self.failure: Exception | None = None  # what the server threw since start()
 
     def start(self) -> None:
         """Begin to serve; mailboxes are as new, or between two steps."""
         self._stop.clear()
-        self._ended = queue.SimpleQueue()
-        self._serving = self._executor.submit(self._serve)
+        self._ended, self.failure = queue.SimpleQueue(), None
+        self._serving = self._thread.submit(self._serve)
 
     def stop(self) -> None:
         """Serve no more; a request at hand is as if it had not come."""
@@ -56,7 +58,7 @@ class ExpertThread:
     def close(self) -> None:
         """End the thread."""
         self.stop()
-        self._executor.shutdown()
+        self._thread.close()
 
     def _serve(self) -> None:
         why = ""
@@ -66,4 +68,5 @@ class ExpertThread:
                 if why != "interrupt":
                     self._ended.put(number)
         except Exception as error:  # told to the decode thread
+            self.failure = error
             self._ended.put(error)

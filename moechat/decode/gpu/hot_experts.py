@@ -12,7 +12,7 @@ import numpy as np
 import torch  # type: ignore[import-not-found, unused-ignore]
 from numpy.typing import NDArray
 
-from moechat.decode.gpu.weight_views import dense
+from moechat.decode.gpu.weight_views import dense, rounds_inputs
 from moechat.errors import BadParameter
 from moechat.gpu_weights.activation import activate
 from moechat.gpu_weights.decode import weight_of
@@ -68,7 +68,8 @@ class HotExperts:
         if has_kernels(x_RD.device.type):
             from moechat.decode.gpu import triton_hot
 
-            return triton_hot.add(self._spec, held, x_RD, ids_Rk, weights_Rk, base_RD)
+            rounds = self._rounds(held)
+            return triton_hot.add(self._spec, held, x_RD, ids_Rk, weights_Rk, base_RD, rounds)
         return self._plain(held, x_RD, ids_Rk, weights_Rk, base_RD)
 
     def _plain(
@@ -79,10 +80,10 @@ class HotExperts:
         weights_Rk: torch.Tensor,
         base_RD: torch.Tensor,
     ) -> torch.Tensor:
-        exact, out_RD = self._compute == "exact", base_RD.clone()
+        rounds, out_RD = self._rounds(held), base_RD.clone()
 
         def rounded(x: torch.Tensor) -> torch.Tensor:
-            return x if exact else x.bfloat16().float()
+            return x.bfloat16().float() if rounds else x
 
         for row, ids in enumerate(ids_Rk.tolist()):
             x_D, sum_D = rounded(x_RD[row]), torch.zeros_like(x_RD[row])
@@ -95,6 +96,10 @@ class HotExperts:
                 sum_D += weights_Rk[row, slot] * (down @ rounded(inner_I))
             out_RD[row] += sum_D
         return out_RD
+
+    def _rounds(self, held: HotLayer) -> bool:
+        """Whether products take inputs rounded to bfloat16, as those of ops.linear."""
+        return self._compute != "exact" and rounds_inputs(held.gate)
 
     def _load(self, stored: StoredWeights, layer: int, chosen: Sequence[int]) -> HotLayer:
         stack = stored.experts[layer]

@@ -110,14 +110,17 @@ class HybridDecode:
         while _all_go_on(members):
             if num_steps and (interrupt.raised or 0 < max_steps <= num_steps):
                 break
-            ready = [member for member in members if member.generation.queue_room > 0]
+            ready: list[Decoding] = []
+            aside: list[Decoding] = []
+            for member in members:
+                (ready if member.generation.queue_room > 0 else aside).append(member)
             if not ready:
                 time.sleep(_READER_PAUSE_SECONDS)
                 if max_steps or interrupt.raised:  # the caller has other work meanwhile
                     break
                 continue
             left = max(0, max_steps - num_steps) if max_steps else 0
-            num_steps += self._run(ready, interrupt, left)
+            num_steps += self._run(ready, aside, interrupt, left)
         return num_steps
 
     def truncated(self, cache: KVCache) -> None:
@@ -134,8 +137,17 @@ class HybridDecode:
         if self._experts is not None:
             self._experts.close()
 
-    def _run(self, ready: list[Decoding], interrupt: _native.CancelFlag, max_steps: int) -> int:
-        """Steps of batches that stay as they are, until something changes; all done at the end."""
+    def _run(
+        self,
+        ready: list[Decoding],
+        aside: list[Decoding],
+        interrupt: _native.CancelFlag,
+        max_steps: int,
+    ) -> int:
+        """Steps of batches that stay as they are, until something changes; all done at the end.
+
+        One of each at least. ``aside``: sessions that had no room for a token.
+        """
         self.caches.reserve([member.cache for member in ready])
         waiting = collections.deque(self._batches(ready))
         batches = list(waiting)
@@ -147,23 +159,28 @@ class HybridDecode:
             if self._experts is not None:
                 self._experts.start()
             goes_on = True
-            while running or (goes_on and waiting):
+            while True:
                 for number in range(len(self.lanes)):
-                    if goes_on and waiting and number not in running:
+                    due = waiting and (goes_on or waiting[0].num_steps == 0)
+                    if due and number not in running:
                         running[number] = batch = waiting.popleft()
                         self._begin(self.lanes[number], batch)
+                if not running:
+                    break
                 number = self._served(running)
                 batch = running.pop(number)
                 goes_on = self._finish(self.lanes[number], batch) and goes_on
                 if max_steps == 0 or batch.num_steps < max_steps:
                     waiting.append(batch)
-                goes_on = goes_on and not interrupt.raised and self._may_follow(batch)
+                goes_on = goes_on and not interrupt.raised and self._may_follow(batch, aside)
         except BaseException as error:
             self._recover()
             for member in ready:  # what was appended of a step that was not sampled
                 member.cache.native.truncate(member.generation.position)
                 self.caches.clip(member.cache)
             if isinstance(error, StepLost):
+                if self._experts is not None and self._experts.failure is not None:
+                    raise self._experts.failure from None
                 if any(not member.generation.goes_on() for member in ready):
                     return max(batch.num_steps for batch in batches)
                 raise MoechatError(
@@ -171,7 +188,10 @@ class HybridDecode:
                 ) from None
             raise
         if self._experts is not None:
-            self._experts.stop()
+            if any(map(self._experts.server.aborted, range(len(self.lanes)))):
+                self._recover()  # the step was over by then
+            else:
+                self._experts.stop()
         return max(batch.num_steps for batch in batches)
 
     def _batches(self, ready: list[Decoding]) -> list[_Batch]:
@@ -194,15 +214,18 @@ class HybridDecode:
             return next(iter(running))
         members = [member for batch in running.values() for member in batch.members]
         while True:
-            number, look = self._experts.ended(_POLL_SECONDS)
-            if number is not None:
-                return number
+            for number in running:
+                if self._experts.server.aborted(number):
+                    return number
+            news, look = self._experts.ended(_POLL_SECONDS)
+            if news is not None:
+                return news
             if all(member.cancel.raised for member in members):
                 self._abort()
-                return next(iter(running))
-            for lane in running:
-                if look and (self._experts.server.aborted(lane) or self.lanes[lane].ended()):
-                    return lane
+            elif look:  # what ended well is in the news, if not before this look
+                for number in running:
+                    if self.lanes[number].lost():
+                        return number
 
     def _finish(self, lane: StepLane, batch: _Batch) -> bool:
         """Sample what follows; False when one has finished."""
@@ -215,12 +238,13 @@ class HybridDecode:
                 going = False
         return going
 
-    def _may_follow(self, batch: _Batch) -> bool:
+    def _may_follow(self, batch: _Batch, aside: list[Decoding]) -> bool:
         """Whether the same batch can step once more without a look at all the others."""
         room = all(member.generation.queue_room > 0 for member in batch.members)
         return (
             room
-            and _all_go_on(batch.members)
+            and not any(member.generation.queue_room > 0 for member in aside)
+            and _all_go_on([*batch.members, *aside])
             and self.caches.has_room([m.cache for m in batch.members])
         )
 

@@ -7,9 +7,10 @@ vocabulary, L layers, W elements of a slot.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from moechat.decode.gpu.device_cache import DeviceCaches, Mirror
 from moechat.decode.gpu.hot_experts import HotExperts
 from moechat.decode.gpu.hybrid_step import HybridStep, StepLost, StepOutputs
 from moechat.decode.gpu.mailbox import ABORTED
+from moechat.decode.gpu.one_thread import OneThread
 from moechat.decode.gpu.ops import Mailbox
 from moechat.decode.gpu.own_stream import own_stream
 from moechat.decode.gpu.resident_weights import ResidentWeights
@@ -123,6 +125,10 @@ class StepLane:
         """Whether the step under way has come to its end, well or not."""
         return self._runner.ended()
 
+    def lost(self) -> bool:
+        """Whether finish() will raise, at once."""
+        return self._runner.ended() and self._runner.lost()
+
     def abandon(self) -> None:
         """Wait for the step under way, if there is one: its mailbox is aborted."""
         if self.rows:
@@ -171,7 +177,7 @@ class _ThreadRunner:
 
     def __init__(self, lane: StepLane) -> None:
         self._lane = lane
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="hybrid-step")
+        self._thread = OneThread("hybrid-step")
         self._future: Future[StepOutputs] | None = None
 
     def prepare(self, rows: int) -> None:
@@ -181,7 +187,7 @@ class _ThreadRunner:
         return True
 
     def begin(self, rows: int) -> None:
-        self._future = self._executor.submit(self._run, rows)
+        self._future = self._thread.submit(functools.partial(self._run, rows))
 
     def _run(self, rows: int) -> StepOutputs:
         try:
@@ -202,8 +208,13 @@ class _ThreadRunner:
     def ended(self) -> bool:
         return self._future is None or self._future.done()
 
+    def lost(self) -> bool:
+        future = self._future
+        return future is not None and (future.exception() is not None or self._lane.failed())
+
     def close(self) -> None:
-        self._executor.shutdown()
+        self._thread.close()
+        del self._lane  # which refers to this: nothing is to wait for the collector
 
 
 @dataclass(frozen=True)
@@ -300,11 +311,15 @@ class _GraphRunner:
     def ended(self) -> bool:
         return bool(self._done.query())  # type: ignore[no-untyped-call, unused-ignore]
 
+    def lost(self) -> bool:
+        return int(self._error) != 0
+
     def close(self) -> None:
         with contextlib.suppress(RuntimeError):  # a device that failed has nothing to wait for
             for stream in self._streams:
                 stream.synchronize()
         self._graphs = {}
+        del self._lane
 
 
 def _bucket(rows: int) -> int:

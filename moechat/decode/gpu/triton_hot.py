@@ -127,8 +127,9 @@ def add(
     ids_Rk: torch.Tensor,
     weights_Rk: torch.Tensor,
     base_RD: torch.Tensor,
+    round_inputs: bool,
 ) -> torch.Tensor:
-    """As HotExperts.add; ids and weights are dense."""
+    """As HotExperts.add; ids and weights are dense. ``round_inputs``: of products, to bfloat16."""
     rows, chosen = ids_Rk.shape
     gate, gate_scale, block = _parts(held.gate)
     up, up_scale, _ = _parts(held.up)
@@ -136,7 +137,7 @@ def add(
     width, hidden = gate.shape[1:]
     same = {
         "CHOSEN": chosen, "FP8": isinstance(held.gate, Fp8Matrix),
-        "ROUND": gate.dtype != torch.float32, "BN": _TILE_OUTPUTS, "BK": _TILE_INPUTS,
+        "ROUND": round_inputs, "BN": _TILE_OUTPUTS, "BK": _TILE_INPUTS,
     }  # fmt: skip
     inner = x_RD.new_empty((rows * chosen, width))
     _gate_up[(rows * chosen, triton.cdiv(width, _TILE_OUTPUTS))](

@@ -246,6 +246,37 @@ void check_given_up_at_any_time(const Model& model) {
   }
 }
 
+// Given up after its first request was seen and before a worker takes it: there is nothing to do.
+void check_given_up_before_it_is_taken(const Model& model) {
+  ThreadPool pool(2);
+  Client client(model.dims);
+  ExpertServer server(model, pool, {client.mailbox()});
+  CancelFlag stop;
+  std::atomic<bool> busy{false}, go{false};
+  std::thread other([&] {  // has the pool meanwhile
+    Job job;
+    job.phases.push_back({[&]() -> int64_t {
+                            busy.store(true);
+                            while (!go.load()) std::this_thread::yield();
+                            return 0;
+                          },
+                          nullptr});
+    pool.run(Priority::kDecode, job);
+  });
+  while (!busy.load()) std::this_thread::yield();
+  client.fill(1, 1);
+  client.post(1);
+  std::thread gives_up([&] {
+    std::this_thread::sleep_for(20ms);  // serve() waits for its turn at the pool
+    server.give_up(0);
+    go.store(true);
+  });
+  CHECK(server.serve(stop, kLimitSeconds, 0).end == ServeEnd::kAborted);
+  gives_up.join();
+  other.join();
+  CHECK(server.times().num_requests == 0);
+}
+
 }  // namespace
 
 void test_expert_server() {
@@ -255,6 +286,7 @@ void test_expert_server() {
     for (const int num_clients : {1, 2}) check_clients(model, num_threads, 1, num_clients);
   check_mask(model, 1);
   check_ends(model);
+  check_given_up_before_it_is_taken(model);
   check_given_up_at_any_time(model);
   ThreadPool pool(2, {std::vector<Node>(2)});
   ResidentWeights resident(model, pool);
