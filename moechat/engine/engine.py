@@ -67,6 +67,7 @@ class Engine:
         gpu_memory_bytes: int | None = None,
         gpu_prefill_tokens: int | None = None,
         gpu_decode: str = "off",
+        gpu_experts: int | str = 0,
         suspended_bytes: int | None = None,
         nodes: Nodes | None = None,
         progress: Progress | None = None,
@@ -87,6 +88,16 @@ class Engine:
                 "gpu_decode cannot be 'on'",
                 "there is no GPU, or the device is the CPU",
                 "Leave it out, or name a GPU: --device cuda",
+            )
+        if isinstance(gpu_experts, str):
+            _choice("gpu_experts", gpu_experts, ("auto",))
+        else:
+            _at_least("gpu_experts", gpu_experts, 0)
+        if gpu_experts not in (0, "auto") and (gpu_decode == "off" or not wanted):
+            raise BadParameter(
+                f"gpu_experts cannot be {gpu_experts}",
+                "they are held for answers that a GPU takes part in, and none does",
+                "Leave it out, or name a GPU: --device cuda --gpu-decode on",
             )
         _at_least("gpu_memory_bytes", gpu_memory_bytes, 1)
         _at_least("gpu_prefill_tokens", gpu_prefill_tokens, 0)
@@ -123,6 +134,7 @@ class Engine:
                 memory_bytes=gpu_memory_bytes,
                 context_tokens=self.context_tokens,
                 decode=gpu_decode,
+                gpu_experts=gpu_experts,
             )
         self.decode = DecodeWorker(self.model.native, pool, channel_packets)
         if gpus.decode is not None:
@@ -164,6 +176,7 @@ class Engine:
         gpu_memory_bytes: int | None = None,
         gpu_prefill_tokens: int | None = None,
         gpu_decode: str = "off",
+        gpu_experts: int | str = 0,
         suspended_bytes: int | None = None,
         progress: Progress | None = None,
     ) -> Engine:
@@ -186,8 +199,10 @@ class Engine:
         small. Weights stream through ``gpu_memory_bytes`` of each GPU, by default what is free.
         Prompts of ``gpu_prefill_tokens`` new tokens or more go there; None: those that take less
         time there, as far as that was measured. ``gpu_decode`` "on" has the first GPU make decode's
-        steps but for the routed experts, "auto" where it has room for all their other weights. A
-        cancelled one is kept for the same prompt in
+        steps but for the routed experts, "auto" where it has room for all their other weights.
+        ``gpu_experts`` of each layer's are held there all the same, those that the prompt which a
+        GPU read last used most; "auto": as many as there is memory for that prompts do not need. A
+        cancelled prompt is kept for the same one in
         ``suspended_bytes`` of host memory, by default a 16th of what is free and 8 GiB at most.
 
         Raises ModelNotFound, CheckpointDamaged, ArchitectureUnsupported, BadParameter, DoesNotFit,
@@ -211,6 +226,7 @@ class Engine:
             gpu_memory_bytes=gpu_memory_bytes,
             gpu_prefill_tokens=gpu_prefill_tokens,
             gpu_decode=gpu_decode,
+            gpu_experts=gpu_experts,
             suspended_bytes=suspended_bytes,
             progress=progress,
         )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from moechat import _native
 from moechat.engine.devices import torch_devices
+from moechat.engine.gpu_experts import experts_to_hold
 from moechat.engine.loading import LoadedModel
 from moechat.errors import BadParameter, DeviceUnavailable, DoesNotFit
 from moechat.sizes import size_text
@@ -44,12 +45,31 @@ def open_gpus(
     memory_bytes: int | None,
     context_tokens: int,
     decode: str,
+    gpu_experts: int | str = 0,
 ) -> Gpus:
     """What works on ``device``; "auto" is content with the CPU.
 
     ``decode``: whether its steps do, too; "auto" where their weights leave half of the memory.
+    ``gpu_experts``: routed experts of a layer that are kept there for them, or "auto".
     Raises DeviceUnavailable, DoesNotFit, and BadParameter for weights that cannot be streamed yet.
     """
+    gpus = _open(device, model, pool, compute, memory_bytes, context_tokens, decode, gpu_experts)
+    if gpus.decode is None and gpu_experts not in (0, "auto"):
+        unused = "no experts are kept on a GPU: none takes part in answers (see --gpu-decode)"
+        return replace(gpus, notice="\n".join(filter(None, (gpus.notice, unused))))
+    return gpus
+
+
+def _open(
+    device: str,
+    model: LoadedModel,
+    pool: _native.ThreadPool,
+    compute: str,
+    memory_bytes: int | None,
+    context_tokens: int,
+    decode: str,
+    gpu_experts: int | str,
+) -> Gpus:
     automatic = device == "auto"
     if automatic and decode != "on" and _weight_bytes(model) < SMALL_MODEL_BYTES:
         return Gpus()
@@ -59,7 +79,8 @@ def open_gpus(
         from moechat.prefill.gpu.stream_plan import free_memory_bytes
 
         memory = free_memory_bytes(names) if memory_bytes is None else memory_bytes
-        steps, taken_bytes = _open_decode(decode, names[0], model, pool, compute, memory)
+        wanted = _Wanted(decode, gpu_experts, context_tokens)
+        steps, taken_bytes = _open_decode(wanted, names[0], model, pool, compute, memory)
         try:
             prompts = GpuPrefill(
                 model.spec,
@@ -81,8 +102,17 @@ def open_gpus(
     return Gpus(prompts, steps)
 
 
+@dataclass(frozen=True)
+class _Wanted:
+    """Of decode's part."""
+
+    decode: str
+    gpu_experts: int | str
+    context_tokens: int
+
+
 def _open_decode(
-    wanted: str,
+    wanted: _Wanted,
     device: str,
     model: LoadedModel,
     pool: _native.ThreadPool,
@@ -90,12 +120,14 @@ def _open_decode(
     memory_bytes: int | None,
 ) -> tuple[HybridDecode | None, int]:
     """What makes decode's steps, and the memory that it takes."""
-    if wanted == "off" or (wanted == "auto" and memory_bytes is None):
+    automatic = wanted.decode == "auto"
+    if wanted.decode == "off" or (automatic and memory_bytes is None):
         return None, 0
-    kv_bytes = None if memory_bytes is None else memory_bytes // _KV_SHARE
-    if memory_bytes is not None and kv_bytes is not None:
+    kv_bytes = left_bytes = None
+    if memory_bytes is not None:
+        kv_bytes = memory_bytes // _KV_SHARE
         needed = _resident_bytes(model) + kv_bytes
-        if wanted == "auto" and needed > memory_bytes // _DECODE_SHARE:
+        if automatic and needed > memory_bytes // _DECODE_SHARE:
             return None, 0
         if needed > memory_bytes:
             raise DoesNotFit(
@@ -103,6 +135,14 @@ def _open_decode(
                 f"{size_text(needed)} are needed, and {size_text(memory_bytes)} are there",
                 "Leave it to the CPU: --gpu-decode off",
             )
+        left_bytes = memory_bytes - needed
+    num_experts = experts_to_hold(
+        wanted.gpu_experts,
+        model,
+        compute=compute,
+        left_bytes=left_bytes,
+        context_tokens=wanted.context_tokens,
+    )
     from moechat.decode.gpu.hybrid_loop import HybridDecode
 
     try:
@@ -114,12 +154,13 @@ def _open_decode(
             device=device,
             compute=compute,
             kv_limit_bytes=kv_bytes,
+            gpu_experts=num_experts,
         )
     except BadParameter:  # of a format that decode's kernels do not read
-        if wanted == "on":
+        if not automatic:
             raise
         return None, 0
-    return steps, steps.weights.num_bytes + (kv_bytes or 0)
+    return steps, steps.num_bytes + (kv_bytes or 0)
 
 
 def _resident_bytes(model: LoadedModel) -> int:
