@@ -15,6 +15,7 @@ from moechat import _native
 from moechat.decode.worker import DecodeWorker
 from moechat.engine import admission, flow
 from moechat.engine.device_names import check_device, wants_gpu
+from moechat.engine.gpu_experts import check_gpu_experts
 from moechat.engine.gpus import Gpus, open_gpus
 from moechat.engine.kv_choice import choose_policy, named_policy
 from moechat.engine.loading import choose_instruction_set, load_model
@@ -89,16 +90,7 @@ class Engine:
                 "there is no GPU, or the device is the CPU",
                 "Leave it out, or name a GPU: --device cuda",
             )
-        if isinstance(gpu_experts, str):
-            _choice("gpu_experts", gpu_experts, ("auto",))
-        else:
-            _at_least("gpu_experts", gpu_experts, 0)
-        if gpu_experts not in (0, "auto") and (gpu_decode == "off" or not wanted):
-            raise BadParameter(
-                f"gpu_experts cannot be {gpu_experts}",
-                "they are held for answers that a GPU takes part in, and none does",
-                "Leave it out, or name a GPU: --device cuda --gpu-decode on",
-            )
+        check_gpu_experts(gpu_experts, answers=wanted and gpu_decode != "off")
         _at_least("gpu_memory_bytes", gpu_memory_bytes, 1)
         _at_least("gpu_prefill_tokens", gpu_prefill_tokens, 0)
         self.model = load_model(path, compute, speculate=speculate, keep_tensors=wanted)

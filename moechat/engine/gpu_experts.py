@@ -15,6 +15,20 @@ if TYPE_CHECKING:
     Plan = tuple[int, StreamSettings] | None  # the longest span and the stream; None: no room
 
 
+def check_gpu_experts(wanted: int | str, *, answers: bool) -> None:
+    """BadParameter unless it is "auto" or a number, 0 if no GPU takes part in ``answers``."""
+    if wanted == "auto":
+        return
+    if isinstance(wanted, str) or wanted < 0:
+        raise BadParameter(f"gpu_experts cannot be {wanted}", "it is 0 or more, or auto")
+    if wanted and not answers:
+        raise BadParameter(
+            f"gpu_experts cannot be {wanted}",
+            "a GPU holds experts for answers that it takes part in, and none does",
+            "Leave it out, or name a GPU: --device cuda --gpu-decode on",
+        )
+
+
 def experts_to_hold(
     wanted: int | str,
     model: LoadedModel,

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch  # type: ignore[import-not-found, unused-ignore]
+from numpy.typing import NDArray
 
 from moechat.decode.gpu.host_pieces import HostPieces
 from moechat.errors import BadParameter
@@ -31,7 +32,8 @@ class ExpertSlots:
     ) -> None:
         self._stack = stack
         self._parts = {
-            name: _Part(stack.parts[name][0].layout, count, device, compute) for name in _PARTS
+            name: _Part(layout, count, device, dtype, codes)
+            for name, layout, dtype, codes in _kinds(stack, compute)
         }
         self.gate, self.up, self.down = (part.weight for part in self._parts.values())
 
@@ -47,8 +49,8 @@ def check_holdable(stack: ExpertStack) -> None:
     if stack.biases or "gate" not in stack.parts:
         why = "they have biases, or gate and up are one matrix"
     else:
-        layouts = [stack.parts[name][0].layout for name in _PARTS]
-        if len({(layout.format, layout.block) for layout in layouts}) > 1:
+        gate, up, down = (stack.parts[name][0].layout for name in _PARTS)
+        if (gate.format, gate.block) != (up.format, up.block) or gate.format != down.format:
             why = "their matrices are stored in different ways"
     if why:
         raise BadParameter(
@@ -58,32 +60,49 @@ def check_holdable(stack: ExpertStack) -> None:
 
 def expert_bytes(stack: ExpertStack, compute: str) -> int:
     """On the device, of one expert."""
-    total = 0
-    for name in _PARTS:
-        layout = stack.parts[name][0].layout
-        dtype = _dtype(layout, compute)
-        if _is_codes(layout, dtype):
-            total += layout.rows * layout.cols + 4 * layout.grid[0] * layout.grid[1]
-        else:
-            total += layout.rows * layout.cols * dtype.itemsize
-    return total
+    return sum(
+        layout.rows * layout.cols * (1 if codes else dtype.itemsize)
+        + (4 * layout.grid[0] * layout.grid[1] if codes else 0)
+        for _, layout, dtype, codes in _kinds(stack, compute)
+    )
+
+
+def _kinds(stack: ExpertStack, compute: str) -> Iterator[tuple[str, Layout, torch.dtype, bool]]:
+    """Of each part its name, and how it is stored and held: decoded to a type, or as FP8 codes."""
+    layouts = {name: stack.parts[name][0].layout for name in _PARTS}
+    dtypes = {
+        name: torch.float32
+        if compute == "exact" or layout.format in ("f32", "f16")
+        else torch.bfloat16
+        for name, layout in layouts.items()
+    }
+    codes = all(  # the kernels scale whole tiles, and know one kind of weight
+        layout.format == "fp8"
+        and stays_stored(layout, dtypes[name])
+        and layout.block[1] % _TILE_INPUTS == 0
+        for name, layout in layouts.items()
+    )
+    for name, layout in layouts.items():
+        yield name, layout, dtypes[name], codes
 
 
 class _Part:
     """One of an expert's matrices, of all that are held."""
 
-    def __init__(self, layout: Layout, count: int, device: torch.device, compute: str) -> None:
-        self._layout, self._device, self._dtype = layout, device, _dtype(layout, compute)
+    def __init__(
+        self, layout: Layout, count: int, device: torch.device, dtype: torch.dtype, codes: bool
+    ) -> None:
+        self._layout, self._device, self._dtype = layout, device, dtype
         shape = (count, layout.outputs, layout.inputs)
         self.weight: Weight
-        if _is_codes(layout, self._dtype):
+        if codes:
             self.weight = Fp8Matrix(
                 torch.empty(shape, dtype=torch.uint8, device=device),
                 torch.empty((count, *layout.grid), device=device),
                 layout.block,
             )
         else:
-            self.weight = torch.empty(shape, dtype=self._dtype, device=device)
+            self.weight = torch.empty(shape, dtype=dtype, device=device)
 
     def fill(self, slot: int, matrix: StoredMatrix, pieces: HostPieces) -> Iterator[None]:
         weight, layout = self.weight, self._layout
@@ -95,28 +114,17 @@ class _Part:
         elif is_view(layout, self._dtype) and not layout.transposed:
             yield from pieces.copy(_bytes_of(weight[slot]), matrix.data)
         else:
-            data, scale = (
-                torch.empty(len(matrix.data), dtype=torch.uint8, device=self._device),
-                None,
-            )
+            data, scale = self._room(matrix.data), None
             yield from pieces.copy(data, matrix.data)
             if matrix.scale is not None:
-                scale = torch.empty(len(matrix.scale), dtype=torch.uint8, device=self._device)
+                scale = self._room(matrix.scale)
                 yield from pieces.copy(scale, matrix.scale)
                 scale = scale[None]
             weight[slot].copy_(decode(layout, data[None], scale, self._dtype)[0])
             yield
 
-
-def _dtype(layout: Layout, compute: str) -> torch.dtype:
-    exact = compute == "exact" or layout.format in ("f32", "f16")
-    return torch.float32 if exact else torch.bfloat16
-
-
-def _is_codes(layout: Layout, dtype: torch.dtype) -> bool:
-    """Whether FP8 stays FP8: the kernels scale whole tiles."""
-    stays = layout.format == "fp8" and stays_stored(layout, dtype)
-    return stays and layout.block[1] % _TILE_INPUTS == 0
+    def _room(self, source: NDArray[np.uint8]) -> torch.Tensor:
+        return torch.empty(len(source), dtype=torch.uint8, device=self._device)
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:

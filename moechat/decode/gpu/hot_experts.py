@@ -196,7 +196,12 @@ def bytes_of_one_each(stored: StoredWeights, compute: str) -> int:
 
 
 def most_used(uses_E: Uses, count: int, held: Collection[int] = ()) -> list[int]:
-    """The ``count`` experts that were used most; ties to those ``held``, then the lower number."""
-    return sorted(
-        range(len(uses_E)), key=lambda expert: (-uses_E[expert], expert not in held, expert)
-    )[:count]
+    """The ``count`` experts that were used most, in this order.
+
+    Ties go to those that are held, then to the lower number.
+    """
+
+    def rank(expert: int) -> tuple[int, bool, int]:
+        return -int(uses_E[expert]), expert not in held, expert
+
+    return sorted(range(len(uses_E)), key=rank)[:count]
