@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import queue
+import threading
 
 import numpy as np
 import pytest
@@ -10,12 +12,13 @@ from oracle_variants import VARIANTS, variant
 from oracles import MINI, oracle_folder
 
 from moechat import SamplingParams, _native
+from moechat.decode.worker import Call
 from moechat.prefill.cpu import CpuPrefill
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'moechat[gpu]'")
 from stored_models import native_weights  # noqa: E402
 
-from moechat.decode.gpu import host_pieces  # noqa: E402
+from moechat.decode.gpu import expert_slots, host_pieces, hybrid_loop  # noqa: E402
 from moechat.decode.gpu.hot_experts import HotExperts, most_used  # noqa: E402
 from moechat.decode.gpu.weight_views import dense  # noqa: E402
 from moechat.gpu_weights.stored import StoredWeights  # noqa: E402
@@ -25,12 +28,12 @@ pytestmark = pytest.mark.usefixtures("one_torch_thread")
 # FP8 of whole and of ragged blocks, FP8 of channels, BF16, INT4, F32; experts in one tensor and in
 # many.
 MODELS = (
-    "mini", "deepseek_v3_fp8_odd", "glm4_moe-fp8-channel", "deepseek_v3_bf16", "olmoe",
-    "deepseek_v3-int4", "qwen3_moe-f32",
+    "deepseek_v3_fp8_256", "deepseek_v3_fp8_odd", "glm4_moe-fp8-channel", "deepseek_v3_bf16",
+    "olmoe", "deepseek_v3-int4", "qwen3_moe-f32",
 )  # fmt: skip
 
 
-CODES = ("mini", "deepseek_v3_fp8_odd")  # in default mode
+CODES = ("deepseek_v3_fp8_256", "deepseek_v3_fp8_odd")  # in default mode
 ROUNDED = ("glm4_moe-fp8-channel", "deepseek_v3-int4")  # once more, by the same
 
 
@@ -67,12 +70,12 @@ def held(engine):
 
 
 def settle(engine):
-    """Answer short prompts, which change nothing, until the exchange has come to its end."""
-    for seed in range(1000):
-        if not engine.decode.device.hot.exchanging:
-            return
-        greedy(engine.session(), prompt(engine, seed, 5))
-    pytest.fail("the exchange does not end")
+    """Come to the end of the exchange, on the decode thread."""
+    done = queue.SimpleQueue()
+    advance = engine.decode.device.hot.advance
+    engine.decode.channel.send(Call(advance, lambda _result, error: done.put(error)))
+    assert done.get(timeout=20) is None
+    assert not engine.decode.device.hot.exchanging
 
 
 def routing(engine, ids):
@@ -144,18 +147,19 @@ def test_tokens_are_the_cpus_and_experts_those_of_the_prompt(name, share, open_e
         settle(engine)
         tokens, stats = greedy(engine.session(), ids)
         assert tokens == want and stats.gpu_experts == number
-        for layer, uses_E in routing(plain, ids[:-1]).items():
-            assert set(most_used(uses_E, number)) == held(engine)[layer]
+        for layer, uses_E in routing(plain, ids[:-1]).items():  # there are ties
+            most = uses_E[most_used(uses_E, number)].sum()
+            assert uses_E[list(held(engine)[layer])].sum() == most > 0
 
 
-@pytest.mark.parametrize("name", ["mini", "deepseek_v3_bf16", "deepseek_v3-int4"])
-def test_default_mode_gives_the_tokens_of_the_cpu(name, open_engine, open_hot):
-    """Up to a choice that is not clear in the CPU's own logits."""
-    plain, compared = open_engine(folder_of(name)), 0
+@pytest.mark.parametrize("name", ["deepseek_v3_fp8_256", "deepseek_v3_bf16", "deepseek_v3-int4"])
+def test_default_mode_gives_the_same_tokens(name, open_hot):
+    """As without held experts, up to a choice that is not clear."""
+    plain, compared = open_hot(name, 0), 0
     engine = open_hot(name, plain.spec.moe.num_experts // 2)
     for seed in range(3):
         ids = prompt(plain, seed)
-        greedy(engine.session(), ids)
+        greedy(engine.session(), ids, 1)
         settle(engine)
         ours, theirs = (greedy(each.session(), ids)[0] for each in (engine, plain))
         same = next((i for i, (a, b) in enumerate(zip(ours, theirs)) if a != b), len(ours))
@@ -163,7 +167,7 @@ def test_default_mode_gives_the_tokens_of_the_cpu(name, open_engine, open_hot):
         if same < len(ours):
             logits = np.sort(plain.session().extend(ids + theirs[:same], logits="last")[0])
             assert logits[-1] - logits[-2] < 0.25
-    assert compared > 24
+    assert compared > 48
 
 
 @pytest.fixture
@@ -182,9 +186,11 @@ def copies(monkeypatch):
 
 
 def test_copies_are_made_between_steps_in_small_parts(open_engine, open_hot, copies, monkeypatch):
-    """A piece before each step but the first. Half an expert is none."""
+    """Never before the first token, then a piece before each step. A part of an expert is none."""
+    name, settings = "deepseek_v3_bf16", {"compute": "exact"}
     monkeypatch.setattr(hybrid_loop, "_EXCHANGE_SHARE", 1e-9)
-    engine, plain = open_hot(compute="exact", number=3), open_engine(MINI, compute="exact")
+    monkeypatch.setattr(host_pieces, "PIECE_BYTES", 1000)  # of 7680, thrice: a matrix takes 9 stops
+    engine, plain = open_hot(name, 3, **settings), open_engine(folder_of(name), **settings)
     device, begun = engine.decode.device, []
     lane = device.lanes[0]
     monkeypatch.setattr(
@@ -192,7 +198,9 @@ def test_copies_are_made_between_steps_in_small_parts(open_engine, open_hot, cop
     )
     ids = prompt(engine, 1)
     assert greedy(engine.session(), ids, 40)[0] == greedy(plain.session(), ids, 40)[0]
-    assert begun == list(range(40))  # an expert of mini has 36 pieces and 3 of scales
+    stops = np.arange(40)
+    decoded = stops // 9 - stops // 28  # stops that copy nothing: a matrix is decoded, or done
+    assert begun == (stops - decoded - stops // 28).tolist()
     assert {thread for thread, _ in copies} == {"decode"}
     assert device.num_held_experts == 0 and sum(map(len, held(engine).values())) == 1
     assert device.hot.exchanging
@@ -220,7 +228,7 @@ def test_which_prompts_decide(what, open_hot):
     settle(engine)
     before, other = held(engine), prompt(engine, 2)
     if what == "by the CPU":
-        engine.prefill_choice._threshold = 1000
+        engine.prefill_choice._given = 1000
     if what == "extended":
         engine.session().extend(other, logits=None)
     elif what == "cancelled":
@@ -247,8 +255,9 @@ def test_prompts_in_parts_count_as_one(open_engine, open_hot):
 
 def test_several_sessions(open_engine, open_hot):
     """Some answers are under way when the experts change, in one lane and in two."""
-    plain = open_engine(MINI, compute="exact")
-    engine = open_hot(number=5, compute="exact")
+    name = "deepseek_v3_bf16"
+    plain = open_engine(folder_of(name), compute="exact")
+    engine = open_hot(name, 5, compute="exact")
     prompts = [prompt(engine, seed) for seed in range(4)]
     want = [greedy(plain.session(), ids, 48)[0] for ids in prompts]
     for _ in range(2):
@@ -265,13 +274,17 @@ def test_several_sessions(open_engine, open_hot):
         assert got == want
     settle(engine)
     assert any(
-        held(engine) == {n: set(most_used(u, 5)) for n, u in routing(plain, ids[:-1]).items()}
+        all(
+            uses_E[list(held(engine)[layer])].sum() == uses_E[most_used(uses_E, 5)].sum()
+            for layer, uses_E in routing(plain, ids[:-1]).items()
+        )
         for ids in prompts
     )
 
 
 def test_an_answer_that_is_cancelled_amidst_the_exchange(open_engine, open_hot, copies):
-    engine, plain = open_hot(number=8, compute="exact"), open_engine(MINI, compute="exact")
+    name, settings = "deepseek_v3_bf16", {"compute": "exact"}
+    engine, plain = open_hot(name, 8, **settings), open_engine(folder_of(name), **settings)
     for seed in range(3):
         ids, session = prompt(engine, seed), engine.session()
         for event in session.generate(ids, SamplingParams(temperature=0, max_tokens=400)):
