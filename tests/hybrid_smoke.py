@@ -27,7 +27,13 @@ def say(*words: Any) -> None:
 
 
 @contextmanager
-def opened(folder: Path, device: str, **settings: Any) -> Iterator[tuple[Engine, HybridDecode]]:
+def opened(
+    folder: Path,
+    device: str,
+    gpu_experts: dict[int, list[int]] | None = None,
+    **settings: Any,
+) -> Iterator[tuple[Engine, HybridDecode]]:
+    """``gpu_experts``: the device's, by layer, as many of each."""
     threads = settings.pop("threads", None)
     compute = settings.pop("compute", "bf16")
     with Engine.open(folder, threads=threads, compute=compute) as engine:
@@ -40,8 +46,19 @@ def opened(folder: Path, device: str, **settings: Any) -> Iterator[tuple[Engine,
             compute=compute,
             **settings,
         )
+        if gpu_experts and engine.spec.moe is not None:
+            hold(hybrid, engine.spec.moe.num_experts, gpu_experts)
         engine.decode.device = hybrid
         yield engine, hybrid
+
+
+def hold(hybrid: HybridDecode, num_experts: int, by_layer: dict[int, list[int]]) -> None:
+    """Have the device hold these, as if a prompt had used no others."""
+    hybrid.hold_experts(max(len(ids) for ids in by_layer.values()))
+    uses = {layer: np.isin(np.arange(num_experts), ids) for layer, ids in by_layer.items()}
+    hybrid.prompt_read({layer: used.astype(np.int64) for layer, used in uses.items()})
+    assert hybrid.hot is not None
+    hybrid.hot.advance()
 
 
 def ids_of(engine: Engine, seed: int, length: int) -> list[int]:

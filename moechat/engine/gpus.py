@@ -123,7 +123,7 @@ def _open_decode(
     automatic = wanted.decode == "auto"
     if wanted.decode == "off" or (automatic and memory_bytes is None):
         return None, 0
-    kv_bytes = left_bytes = None
+    kv_bytes = None
     if memory_bytes is not None:
         kv_bytes = memory_bytes // _KV_SHARE
         needed = _resident_bytes(model) + kv_bytes
@@ -135,14 +135,6 @@ def _open_decode(
                 f"{size_text(needed)} are needed, and {size_text(memory_bytes)} are there",
                 "Leave it to the CPU: --gpu-decode off",
             )
-        left_bytes = memory_bytes - needed
-    num_experts = experts_to_hold(
-        wanted.gpu_experts,
-        model,
-        compute=compute,
-        left_bytes=left_bytes,
-        context_tokens=wanted.context_tokens,
-    )
     from moechat.decode.gpu.hybrid_loop import HybridDecode
 
     try:
@@ -154,12 +146,25 @@ def _open_decode(
             device=device,
             compute=compute,
             kv_limit_bytes=kv_bytes,
-            gpu_experts=num_experts,
         )
     except BadParameter:  # of a format that decode's kernels do not read
         if not automatic:
             raise
         return None, 0
+    try:
+        taken_bytes = steps.num_bytes + (kv_bytes or 0)
+        num_experts = experts_to_hold(
+            wanted.gpu_experts,
+            model,
+            compute=compute,
+            left_bytes=None if memory_bytes is None else memory_bytes - taken_bytes,
+            context_tokens=wanted.context_tokens,
+        )
+        if num_experts:
+            steps.hold_experts(num_experts)
+    except BaseException:
+        steps.close()
+        raise
     return steps, steps.num_bytes + (kv_bytes or 0)
 
 

@@ -43,10 +43,7 @@ class HybridDecode:
     """Weights, caches, and lanes on one device, with the server of their experts.
 
     Used by the decode thread alone. ``anti_phase``: two lanes as soon as two sessions decode.
-    ``gpu_experts``: of each layer, how many routed experts the device holds and the CPU leaves
-    out: those that the prompt used most which prompt_read() told of last.
-    Raises BadParameter for weights of formats that no GPU path reads, and for experts that cannot
-    be held; DoesNotFit.
+    Raises BadParameter for weights of formats that no GPU path reads.
     """
 
     def __init__(
@@ -60,7 +57,6 @@ class HybridDecode:
         compute: str = "bf16",
         anti_phase: bool = True,
         kv_limit_bytes: int | None = None,
-        gpu_experts: int = 0,
     ) -> None:
         self._device = torch.device(device)
         self.weights = ResidentWeights(spec, tensors, device=self._device, compute=compute)
@@ -71,19 +67,8 @@ class HybridDecode:
         )
         self._moe_layers = [number for number, layer in enumerate(spec.layers) if layer.moe]
         self.hot: HotExperts | None = None
-        if gpu_experts and self._moe_layers:
-            self.hot = HotExperts(
-                spec,
-                self.weights.stored,
-                gpu_experts,
-                device=self._device,
-                compute=compute,
-                changed=self._changed,
-            )
         self._step_seconds = 0.0  # of the last steps, on average; 0: the next token goes first
-        self.lanes = [
-            StepLane(self.weights, self.caches, self.hot) for _ in range(2 if anti_phase else 1)
-        ]
+        self.lanes = [StepLane(self.weights, self.caches) for _ in range(2 if anti_phase else 1)]
         mailboxes = [lane.mailbox for lane in self.lanes if lane.mailbox is not None]
         self._experts = ExpertThread(model, pool, mailboxes) if mailboxes else None
 
@@ -121,6 +106,23 @@ class HybridDecode:
             self._step_seconds = (time.monotonic() - began) / max(1, steps)
             num_steps += steps
         return num_steps
+
+    def hold_experts(self, count: int) -> None:
+        """So many routed experts of each layer are the device's, and the CPU leaves them out.
+
+        They are those that the prompt used most which prompt_read() told of last; none at first.
+        Before the first step. Raises BadParameter where experts cannot be held, DoesNotFit.
+        """
+        self.hot = HotExperts(
+            self.weights.spec,
+            self.weights.stored,
+            count,
+            device=self._device,
+            compute=self.weights.compute,
+            changed=self._changed,
+        )
+        for lane in self.lanes:
+            lane.hold(self.hot)
 
     def prompt_read(self, expert_uses: Mapping[int, Uses]) -> None:
         """How often a prompt went to each expert, by layer: its answer is next."""
