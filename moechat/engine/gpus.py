@@ -160,12 +160,22 @@ def _open_decode(
             left_bytes=None if memory_bytes is None else memory_bytes - taken_bytes,
             context_tokens=wanted.context_tokens,
         )
-        if num_experts:
-            steps.hold_experts(num_experts)
+        _hold(steps, num_experts, automatic=wanted.gpu_experts == "auto")
     except BaseException:
         steps.close()
         raise
     return steps, steps.num_bytes + (kv_bytes or 0)
+
+
+def _hold(steps: HybridDecode, num_experts: int, *, automatic: bool) -> None:
+    while num_experts:
+        try:
+            steps.hold_experts(num_experts)
+            return
+        except DoesNotFit:  # others may have taken of the memory
+            if not automatic:
+                raise
+            num_experts //= 2
 
 
 def _resident_bytes(model: LoadedModel) -> int:

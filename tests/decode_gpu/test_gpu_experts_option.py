@@ -11,6 +11,7 @@ from moechat.errors import BadParameter, DoesNotFit
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'moechat[gpu]'")
 
+from moechat.decode.gpu.expert_slots import ExpertSlots  # noqa: E402
 from moechat.decode.gpu.hot_experts import bytes_of_one_each  # noqa: E402
 from moechat.engine import gpus as gpus_module  # noqa: E402
 from moechat.engine.gpu_experts import experts_to_hold  # noqa: E402
@@ -80,6 +81,22 @@ def test_auto_leaves_the_reading_of_prompts_as_it_is(open_engine):
         assert memory_bytes is None or engine.decode.device.num_bytes < memory_bytes
     assert found[0] == 0 and found[-1] == 32
     assert any(0 < number < 32 for number in found)
+
+
+def test_memory_that_others_have_taken(open_engine, monkeypatch):
+    """torch finds less than was planned with."""
+    real = ExpertSlots.__init__
+
+    def slots(self, stack, count, **settings):
+        if count > 10:
+            raise torch.OutOfMemoryError("no room")
+        real(self, stack, count, **settings)
+
+    monkeypatch.setattr(ExpertSlots, "__init__", slots)
+    memory = {"gpu_memory_bytes": 400_000_000}
+    assert room(open_engine(MINI, gpu_experts="auto", **memory, **WITH_GPU)) == 8
+    with pytest.raises(DoesNotFit, match=r"11 experts a layer do not fit.*Lower --gpu-experts"):
+        open_engine(MINI, gpu_experts=11, **memory, **WITH_GPU)
 
 
 @pytest.mark.parametrize("decode", ["auto", "on"])
