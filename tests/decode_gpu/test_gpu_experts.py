@@ -22,6 +22,7 @@ from moechat.decode.gpu import expert_slots, host_pieces, hybrid_loop  # noqa: E
 from moechat.decode.gpu.hot_experts import HotExperts, most_used  # noqa: E402
 from moechat.decode.gpu.weight_views import dense  # noqa: E402
 from moechat.gpu_weights.stored import StoredWeights  # noqa: E402
+from moechat.prefill.gpu.gpu_prefill import GpuSpan  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -220,7 +221,7 @@ def test_only_what_is_not_there_is_copied(open_hot, copies):
 
 
 @pytest.mark.parametrize("what", ["short", "by the CPU", "cancelled", "extended"])
-def test_which_prompts_decide(what, open_hot):
+def test_which_prompts_decide(what, open_hot, monkeypatch):
     engine = open_hot("deepseek_v3_bf16", 4)
     greedy(engine.session(), prompt(engine, 1))
     settle(engine)
@@ -230,10 +231,16 @@ def test_which_prompts_decide(what, open_hot):
     if what == "extended":
         engine.session().extend(other, logits=None)
     elif what == "cancelled":
-        session = engine.session()
-        handle = session.generate(other, SamplingParams(max_tokens=4))
-        handle.cancel()
-        assert handle.result().finish_reason == "cancelled"
+        real, session, ran = GpuSpan.run_layer, engine.session(), []
+
+        def cancelled_after_two(span, cancel, window=0):
+            if len(ran) == 2:
+                session.cancel()
+            ran.append(span)
+            return real(span, cancel, window)
+
+        monkeypatch.setattr(GpuSpan, "run_layer", cancelled_after_two)
+        assert greedy(session, other)[0] == []
     else:
         greedy(engine.session(), other[:32] if what == "short" else other)
     assert engine.decode.device.hot.exchanging == (what == "extended")
