@@ -197,9 +197,10 @@ class HybridDecode:
                 ) from None
             raise
         if self._experts is not None:
-            self._experts.stop()
             if any(map(self._experts.server.aborted, range(len(self.lanes)))):
-                self._recover()  # a step came to its end just when it was given up
+                self._recover()  # the step was over by then
+            else:
+                self._experts.stop()
         return max(batch.num_steps for batch in batches)
 
     def _batches(self, ready: list[Decoding]) -> list[_Batch]:
