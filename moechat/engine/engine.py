@@ -15,7 +15,7 @@ from moechat import _native
 from moechat.decode.worker import DecodeWorker
 from moechat.engine import admission, flow
 from moechat.engine.device_names import check_device, wants_gpu
-from moechat.engine.gpu_experts import check_gpu_experts
+from moechat.engine.gpu_experts import check_gpu_experts, unused_notice
 from moechat.engine.gpus import Gpus, open_gpus
 from moechat.engine.kv_choice import choose_policy, named_policy
 from moechat.engine.loading import choose_instruction_set, load_model
@@ -131,7 +131,8 @@ class Engine:
         self.decode = DecodeWorker(self.model.native, pool, channel_packets)
         if gpus.decode is not None:
             self.decode.device = gpus.decode
-        self._device_notice = gpus.notice
+        unused = unused_notice(gpu_experts, answers=gpus.decode is not None)
+        self._device_notice = "\n".join(filter(None, (gpus.notice, unused)))
         self.prefill_choice = DeviceChoice(
             CpuDevice(self.model.native, pool), gpus.prefill, gpu_prefill_tokens
         )

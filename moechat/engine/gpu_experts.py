@@ -10,6 +10,7 @@ from moechat.errors import BadParameter, DoesNotFit
 from moechat.sizes import size_text
 
 if TYPE_CHECKING:
+    from moechat.decode.gpu.hybrid_loop import HybridDecode
     from moechat.prefill.gpu.plan import StreamSettings
 
     Plan = tuple[int, StreamSettings] | None  # the longest span and the stream; None: no room
@@ -27,6 +28,39 @@ def check_gpu_experts(wanted: int | str, *, answers: bool) -> None:
             "a GPU holds experts for answers that it takes part in, and none does",
             "Leave it out, or name a GPU: --device cuda --gpu-decode on",
         )
+
+
+def unused_notice(wanted: int | str, *, answers: bool) -> str:
+    """What a user should know who asked for held experts; "" if a GPU takes part in answers."""
+    if answers or wanted in (0, "auto"):
+        return ""
+    return "no experts are kept on a GPU: none takes part in answers (see --gpu-decode)"
+
+
+def hold_experts(
+    steps: HybridDecode,
+    wanted: int | str,
+    model: LoadedModel,
+    *,
+    compute: str,
+    left_bytes: int | None,
+    context_tokens: int,
+) -> int:
+    """Have decode's GPU hold ``experts_to_hold``; the bytes that they take there.
+
+    "auto" is content with fewer where torch finds less memory than there should be.
+    """
+    number = experts_to_hold(
+        wanted, model, compute=compute, left_bytes=left_bytes, context_tokens=context_tokens
+    )
+    while number:
+        try:
+            return steps.hold_experts(number)
+        except DoesNotFit:
+            if wanted != "auto":
+                raise
+            number //= 2
+    return 0
 
 
 def experts_to_hold(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from moechat import _native
 from moechat.engine.devices import torch_devices
-from moechat.engine.gpu_experts import experts_to_hold
+from moechat.engine.gpu_experts import hold_experts
 from moechat.engine.loading import LoadedModel
 from moechat.errors import BadParameter, DeviceUnavailable, DoesNotFit
 from moechat.sizes import size_text
@@ -53,23 +53,6 @@ def open_gpus(
     ``gpu_experts``: routed experts of a layer that are kept there for them, or "auto".
     Raises DeviceUnavailable, DoesNotFit, and BadParameter for weights that cannot be streamed yet.
     """
-    gpus = _open(device, model, pool, compute, memory_bytes, context_tokens, decode, gpu_experts)
-    if gpus.decode is None and gpu_experts not in (0, "auto"):
-        unused = "no experts are kept on a GPU: none takes part in answers (see --gpu-decode)"
-        return replace(gpus, notice="\n".join(filter(None, (gpus.notice, unused))))
-    return gpus
-
-
-def _open(
-    device: str,
-    model: LoadedModel,
-    pool: _native.ThreadPool,
-    compute: str,
-    memory_bytes: int | None,
-    context_tokens: int,
-    decode: str,
-    gpu_experts: int | str,
-) -> Gpus:
     automatic = device == "auto"
     if automatic and decode != "on" and _weight_bytes(model) < SMALL_MODEL_BYTES:
         return Gpus()
@@ -79,9 +62,17 @@ def _open(
         from moechat.prefill.gpu.stream_plan import free_memory_bytes
 
         memory = free_memory_bytes(names) if memory_bytes is None else memory_bytes
-        wanted = _Wanted(decode, gpu_experts, context_tokens)
-        steps, taken_bytes = _open_decode(wanted, names[0], model, pool, compute, memory)
+        steps, taken_bytes = _open_decode(decode, names[0], model, pool, compute, memory)
         try:
+            if steps is not None:
+                taken_bytes += hold_experts(
+                    steps,
+                    gpu_experts,
+                    model,
+                    compute=compute,
+                    left_bytes=None if memory is None else memory - taken_bytes,
+                    context_tokens=context_tokens,
+                )
             prompts = GpuPrefill(
                 model.spec,
                 model.tensors,
@@ -102,17 +93,8 @@ def _open(
     return Gpus(prompts, steps)
 
 
-@dataclass(frozen=True)
-class _Wanted:
-    """Of decode's part."""
-
-    decode: str
-    gpu_experts: int | str
-    context_tokens: int
-
-
 def _open_decode(
-    wanted: _Wanted,
+    wanted: str,
     device: str,
     model: LoadedModel,
     pool: _native.ThreadPool,
@@ -120,14 +102,12 @@ def _open_decode(
     memory_bytes: int | None,
 ) -> tuple[HybridDecode | None, int]:
     """What makes decode's steps, and the memory that it takes."""
-    automatic = wanted.decode == "auto"
-    if wanted.decode == "off" or (automatic and memory_bytes is None):
+    if wanted == "off" or (wanted == "auto" and memory_bytes is None):
         return None, 0
-    kv_bytes = None
-    if memory_bytes is not None:
-        kv_bytes = memory_bytes // _KV_SHARE
+    kv_bytes = None if memory_bytes is None else memory_bytes // _KV_SHARE
+    if memory_bytes is not None and kv_bytes is not None:
         needed = _resident_bytes(model) + kv_bytes
-        if automatic and needed > memory_bytes // _DECODE_SHARE:
+        if wanted == "auto" and needed > memory_bytes // _DECODE_SHARE:
             return None, 0
         if needed > memory_bytes:
             raise DoesNotFit(
@@ -148,34 +128,10 @@ def _open_decode(
             kv_limit_bytes=kv_bytes,
         )
     except BadParameter:  # of a format that decode's kernels do not read
-        if not automatic:
+        if wanted == "on":
             raise
         return None, 0
-    try:
-        taken_bytes = steps.num_bytes + (kv_bytes or 0)
-        num_experts = experts_to_hold(
-            wanted.gpu_experts,
-            model,
-            compute=compute,
-            left_bytes=None if memory_bytes is None else memory_bytes - taken_bytes,
-            context_tokens=wanted.context_tokens,
-        )
-        _hold(steps, num_experts, automatic=wanted.gpu_experts == "auto")
-    except BaseException:
-        steps.close()
-        raise
-    return steps, steps.num_bytes + (kv_bytes or 0)
-
-
-def _hold(steps: HybridDecode, num_experts: int, *, automatic: bool) -> None:
-    while num_experts:
-        try:
-            steps.hold_experts(num_experts)
-            return
-        except DoesNotFit:  # others may have taken of the memory
-            if not automatic:
-                raise
-            num_experts //= 2
+    return steps, steps.weights.num_bytes + (kv_bytes or 0)
 
 
 def _resident_bytes(model: LoadedModel) -> int:

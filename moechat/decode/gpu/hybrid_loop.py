@@ -107,11 +107,12 @@ class HybridDecode:
             num_steps += steps
         return num_steps
 
-    def hold_experts(self, count: int) -> None:
+    def hold_experts(self, count: int) -> int:
         """So many routed experts of each layer are the device's, and the CPU leaves them out.
 
         They are those that the prompt used most which prompt_read() told of last; none at first.
-        Before the first step. Raises BadParameter where experts cannot be held, DoesNotFit.
+        Before the first step. Returns the bytes of the room for them. Raises BadParameter where
+        experts cannot be held, DoesNotFit.
         """
         self.hot = HotExperts(
             self.weights.spec,
@@ -123,17 +124,13 @@ class HybridDecode:
         )
         for lane in self.lanes:
             lane.hold(self.hot)
+        return self.hot.num_bytes
 
     def prompt_read(self, expert_uses: Mapping[int, Uses]) -> None:
         """How often a prompt went to each expert, by layer: its answer is next."""
         if self.hot is not None:
             self.hot.want(expert_uses)
             self._step_seconds = 0.0
-
-    @property
-    def num_bytes(self) -> int:
-        """Of all weights on the device."""
-        return self.weights.num_bytes + (0 if self.hot is None else self.hot.num_bytes)
 
     @property
     def num_gpu_experts(self) -> int:
