@@ -211,6 +211,9 @@ class StreamedSource:
         """Wait for copies and let go of the mappings and the device's memory. Idempotent."""
         self._feeder.close()
         self._transfer.close()
+        self._feeder.clear()
+        self._plan.clear()
+        self._stored = StoredWeights()
         self._matrices, self._layer_slots, self._decoded = {}, {}, {}
         self._vectors, self._biases, self._group_slot = {}, {}, None
 
