@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from moechat.errors import BadParameter, DeviceUnavailable
 
 _INSTALL = "Install it: pip install 'moechat[gpu]'"
+_AGAIN = "Install torch anew, or use the CPU: --device cpu"
 
 
 def torch_devices(device: str) -> Sequence[str]:
@@ -18,7 +20,10 @@ def torch_devices(device: str) -> Sequence[str]:
         _import_torch()
         return ["cpu"] * count
     torch = _import_torch()
-    if not torch.cuda.is_available():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a driver that is too old, say: it is told below
+        available = torch.cuda.is_available()
+    if not available:
         raise DeviceUnavailable(
             "there is no GPU that torch can use",
             "torch was built without CUDA"
@@ -29,7 +34,9 @@ def torch_devices(device: str) -> Sequence[str]:
     count = torch.cuda.device_count()
     if device == "cuda:all":
         return [f"cuda:{number}" for number in range(count)]
-    names = ["cuda:0"] if device in ("auto", "cuda") else device.split(",")
+    names = ["cuda:0"]
+    if device not in ("auto", "cuda"):
+        names = [f"cuda:{int(name.partition(':')[2])}" for name in device.split(",")]
     for name in names:
         if int(name.partition(":")[2]) >= count:
             raise DeviceUnavailable(
@@ -47,3 +54,6 @@ def _import_torch() -> Any:
         raise DeviceUnavailable(
             "a GPU cannot be used without torch", str(error), _INSTALL
         ) from None
+    except Exception as error:  # whatever the libraries that it loads find wrong
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DeviceUnavailable("torch is here and does not load", why, _AGAIN) from None

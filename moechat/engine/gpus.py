@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -55,30 +56,50 @@ def open_gpus(
         return Gpus()
     try:
         names = torch_devices(device)
-        from moechat.prefill.gpu.gpu_prefill import GpuPrefill
-        from moechat.prefill.gpu.stream_plan import free_memory_bytes
+        from moechat.prefill.gpu.device_errors import named_errors
 
-        memory = free_memory_bytes(names) if memory_bytes is None else memory_bytes
-        steps, taken_bytes = _open_decode(decode, names[0], model, pool, compute, memory)
-        try:
-            prompts = GpuPrefill(
-                model.spec,
-                model.tensors,
-                names,
-                compute=compute,
-                memory_bytes=None if memory is None else memory - taken_bytes,
-                context_tokens=context_tokens,
-                warm=not automatic,
+        with named_errors("the GPU's memory is full", "Free some of it, or use --device cpu"):
+            prompts, steps = _open(
+                names, model, pool, compute, memory_bytes, context_tokens, decode, not automatic
             )
-        except BaseException:
-            if steps is not None:
-                steps.close()
-            raise
     except (DeviceUnavailable, DoesNotFit, BadParameter) as error:
         if not automatic:
             raise
         return Gpus(notice=f"prompts are read by the CPU: {error.message}")
     return Gpus(prompts, steps)
+
+
+def _open(
+    names: Sequence[str],
+    model: LoadedModel,
+    pool: _native.ThreadPool,
+    compute: str,
+    memory_bytes: int | None,
+    context_tokens: int,
+    decode: str,
+    warm: bool,
+) -> tuple[GpuPrefill, HybridDecode | None]:
+    """What reads prompts, and what makes decode's steps, on torch's devices ``names``."""
+    from moechat.prefill.gpu.gpu_prefill import GpuPrefill
+    from moechat.prefill.gpu.stream_plan import free_memory_bytes
+
+    memory = free_memory_bytes(names) if memory_bytes is None else memory_bytes
+    steps, taken_bytes = _open_decode(decode, names[0], model, pool, compute, memory)
+    try:
+        prompts = GpuPrefill(
+            model.spec,
+            model.tensors,
+            names,
+            compute=compute,
+            memory_bytes=None if memory is None else memory - taken_bytes,
+            context_tokens=context_tokens,
+            warm=warm,
+        )
+    except BaseException:
+        if steps is not None:
+            steps.close()
+        raise
+    return prompts, steps
 
 
 def _open_decode(

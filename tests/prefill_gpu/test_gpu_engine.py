@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import threading
 import time
 import weakref
@@ -12,6 +14,8 @@ import pytest
 from oracles import MINI, expected
 
 from moechat import SamplingParams
+from moechat.engine import device_names, gpus
+from moechat.engine.engine import Engine
 from moechat.errors import DeviceUnavailable, DoesNotFit
 from moechat.events import PrefillProgress
 from moechat.prefill.suspended import Shelf
@@ -20,7 +24,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 
 from draft_models import agreeing_folder  # noqa: E402
 
+from moechat.prefill.gpu import stream_plan  # noqa: E402
 from moechat.prefill.gpu.gpu_prefill import GpuSpan  # noqa: E402
+from moechat.prefill.gpu.lane import Lane  # noqa: E402
 from moechat.prefill.gpu.stream_prefill import StreamPrefill  # noqa: E402
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_end=True)
@@ -327,6 +333,85 @@ def test_an_error_of_the_device_is_told_and_survived(open_streamed, monkeypatch)
             assert "CUDA" not in str(caught.value)
         session.rewind(0)
     assert len(answer(session, PROMPT)[0]) == 8
+
+
+def test_a_prompt_that_goes_on_and_finds_no_room_is_told_so(open_streamed, monkeypatch):
+    """Its hidden states are copied to the device before any layer runs."""
+    session = open_streamed(MINI).session()
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2)
+        cancelled_after(session, PROMPT, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(Lane, "start_from", raises(torch.OutOfMemoryError("no room")))
+        with pytest.raises(DoesNotFit, match=r"prompt does not fit.*--gpu-memory"):
+            answer(session, PROMPT)
+
+
+def test_memory_is_free_again_though_somebody_keeps_the_error(open_streamed, monkeypatch):
+    session, held = open_streamed(MINI).session(), []
+
+    def full(lane, layer):
+        tensor = torch.zeros(10)
+        held.append(weakref.ref(tensor))
+        raise torch.OutOfMemoryError("no room")
+
+    free = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: free.append(held[0]() is None))
+    monkeypatch.setattr(Lane, "_feed_forward", full)
+    with pytest.raises(DoesNotFit) as caught:
+        answer(session, PROMPT)
+    assert free == [True] and caught.value.__cause__ is not None
+
+
+@pytest.mark.parametrize(
+    ("error", "named"),
+    [
+        (torch.OutOfMemoryError("no room"), DoesNotFit),
+        (RuntimeError("CUDA error: all devices are busy"), DeviceUnavailable),
+    ],
+)
+def test_auto_does_without_a_gpu_that_cannot_be_opened(error, named, open_engine, monkeypatch):
+    monkeypatch.setattr(device_names, "has_gpu_file", lambda: True)
+    monkeypatch.setattr(gpus, "torch_devices", lambda device: ["cpu"])
+    monkeypatch.setattr(gpus, "SMALL_MODEL_BYTES", 0)
+    monkeypatch.setattr(stream_plan, "free_memory_bytes", raises(error))
+    engine = open_engine(MINI, device="auto")
+    assert engine.prefill_choice.gpu is None and "read by the CPU: the GPU" in engine.notice
+    with pytest.raises(named, match="--device cpu"):
+        open_engine(MINI, device="cuda")
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_closes_nothing_of_its_parents_and_can_open_its_own(open_streamed):
+    """Whatever a thread that stayed there holds."""
+    engine = open_streamed(MINI, device="torch-cpu:2")
+    want, _ = answer(engine.session(), PROMPT)
+    taken, done = threading.Event(), threading.Event()
+
+    def hold():
+        with engine.prefill_choice.gpu.sources[0]._feeder._changed:
+            taken.set()
+            done.wait(30)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert taken.wait(10)
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(30)
+        code = 1
+        try:
+            engine.close()
+            own = Engine(MINI, device="torch-cpu:2", gpu_prefill_tokens=0, threads=2)
+            code = int(answer(own.session(), PROMPT)[0] != want)
+        finally:
+            os._exit(code)
+    status = os.waitpid(child, 0)[1]
+    done.set()
+    holder.join()
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert answer(engine.session(), PROMPT)[0] == want
 
 
 def raises(error):

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Sequence
 
 import numpy as np
-import torch  # type: ignore[import-not-found, unused-ignore]
 from numpy.typing import NDArray
 
 from moechat import _native
-from moechat.errors import DeviceUnavailable, DoesNotFit
 from moechat.kv.cache import KVCache
 from moechat.models.spec import BoundTensor, ModelSpec
 from moechat.prefill.gpu import register
+from moechat.prefill.gpu.device_errors import named_errors
 from moechat.prefill.gpu.stream_plan import plan_stream
 from moechat.prefill.gpu.stream_prefill import StreamPrefill
 from moechat.prefill.gpu.streamed_source import StreamedSource
@@ -44,6 +44,7 @@ class GpuPrefill:
         ``warm``: files are page-locked and the first weights copied at once, on other threads.
         Raises DoesNotFit, and BadParameter for formats that cannot be streamed yet.
         """
+        self._process = os.getpid()
         self.name = "+".join("torch-cpu" if name == "cpu" else name for name in devices)
         self._spec = spec
         self.max_tokens, settings = plan_stream(
@@ -97,23 +98,29 @@ class GpuPrefill:
         hidden_TD: NDArray[np.float32] | None = None,
     ) -> GpuSpan:
         """As in PrefillDevice."""
-        if self._used:  # what one that was cut has copied is not this one's
-            for meter in self._meters:
-                meter.take()
-        self._used = True
-        stream = StreamPrefill(
-            self._spec,
-            self.sources,
-            cache,
-            ids,
-            chunk_tokens=CHUNK_TOKENS,
-            start_layer=start_layer,
-            hidden_TD=hidden_TD,
-        )
+        with _named_errors():
+            if self._used:  # what one that was cut has copied is not this one's
+                for meter in self._meters:
+                    meter.take()
+            self._used = True
+            stream = StreamPrefill(
+                self._spec,
+                self.sources,
+                cache,
+                ids,
+                chunk_tokens=CHUNK_TOKENS,
+                start_layer=start_layer,
+                hidden_TD=hidden_TD,
+            )
         return GpuSpan(stream, self._meters)
 
     def close(self) -> None:
-        """Wait for copies; let go of the mappings and the devices' memory. Idempotent."""
+        """Wait for copies; let go of the mappings and the devices' memory. Idempotent.
+
+        In a fork there is nothing to let go of: threads and devices stayed where it was opened.
+        """
+        if os.getpid() != self._process:
+            return
         for source in self.sources:
             source.close()
 
@@ -166,7 +173,8 @@ class GpuSpan:
 
     def figures(self) -> SpanFigures:
         """Of several devices: bytes of all, the longest seconds."""
-        figures = [meter.take() for meter in self._meters]
+        with _named_errors():
+            figures = [meter.take() for meter in self._meters]
         backends = dict.fromkeys(str(backend) for backend in self._stream.attention_backends)
         return SpanFigures(
             streamed_bytes=sum(taken.streamed_bytes for taken in figures),
@@ -184,23 +192,8 @@ def _share(spec: ModelSpec, number: int, count: int) -> slice | None:
     return slice(first, last)
 
 
-@contextlib.contextmanager
-def _named_errors() -> Iterator[None]:
-    """torch's errors under the names that users meet."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        torch.cuda.empty_cache()  # the next prompt may need its memory in other pieces
-        raise DoesNotFit(
-            "the prompt does not fit into the GPU's memory",
-            _first_line(error),
-            "Lower --gpu-memory, which leaves more for it, or use --device cpu",
-        ) from error
-    except RuntimeError as error:  # whatever the driver and its libraries report
-        raise DeviceUnavailable(
-            "the GPU failed", _first_line(error), "--device cpu works without it"
-        ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+def _named_errors() -> contextlib.AbstractContextManager[None]:
+    return named_errors(
+        "the prompt does not fit into the GPU's memory",
+        "Lower --gpu-memory, which leaves more for it, or use --device cpu",
+    )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -68,6 +69,9 @@ def _thread(lane: int) -> ThreadPoolExecutor:
     """A lane's thread, kept: libraries make a thread's handles at its first call on a device, which
     took 0.1 s a layer."""
     return ThreadPoolExecutor(1, thread_name_prefix=f"moechat-lane-{lane}")
+
+
+os.register_at_fork(after_in_child=_thread.cache_clear)  # threads stay in the parent
 
 
 def run_lanes(tasks: Sequence[Callable[[], Result]], stop: Callable[[], None]) -> list[Result]:

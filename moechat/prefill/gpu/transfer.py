@@ -254,9 +254,11 @@ class CudaTransfer:
 
     def close(self) -> None:
         """As in Transfer."""
-        self.stream.synchronize()
+        with contextlib.suppress(RuntimeError):  # a device that failed: whoever used it was told
+            self.stream.synchronize()
         self._staging = []
-        self.registrar.close()
+        with _cuda.device(self.device):  # this thread may never have been on it
+            self.registrar.close()
 
 
 @functools.cache
