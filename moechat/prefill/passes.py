@@ -90,7 +90,7 @@ class Passes:
             span = device.span(cache, ids)
         else:
             span = device.span(cache, ids, start_layer=len(kept.outputs), hidden_TD=kept.hidden_TD)
-            job.result.resumed_layers = len(kept.outputs)
+            job.result.resumed_layers = run.resumed_layers = len(kept.outputs)
         positions = np.arange(first, first + len(ids), dtype=np.int32)
         outputs: list[LayerOutput] = []
         earlier = kept.outputs if kept else []
@@ -192,6 +192,7 @@ class _Run:
     def __init__(self, job: PrefillJob, parts: list[Part]) -> None:
         self.job, self.parts = job, parts
         self.part = 0
+        self.resumed_layers = 0
         self.logits: list[NDArray[np.float32]] = []
         self.started = time.perf_counter()
 
@@ -200,7 +201,8 @@ class _Run:
         num_layers = self.job.cache.num_layers
         done = self.part * num_layers + layer + 1
         seconds = time.perf_counter() - self.started
-        streamed = part.device.pass_bytes * done / num_layers
+        resumed = min(done, self.resumed_layers)
+        streamed = part.device.pass_bytes * (done - resumed) / num_layers
         self.job.progress(
             PrefillProgress(
                 layers_done=done,
@@ -208,6 +210,7 @@ class _Run:
                 tokens=len(self.job.ids),
                 seconds=seconds,
                 stream_bytes_per_second=streamed / seconds if seconds else 0.0,
+                resumed_layers=resumed,
             )
         )
 

@@ -186,6 +186,12 @@ def test_a_cancelled_prompt_goes_on_where_it_was_cut(layers, prefix, open_stream
     got, events = answer(session, PROMPT[prefix:])
     assert got == want
     assert events[-1].stats.prefill_resumed_layers == layers
+    progress = [event for event in events if isinstance(event, PrefillProgress)]
+    assert [event.resumed_layers for event in progress] == [min(n, layers) for n in range(1, 7)]
+    layer_bytes = engine.prefill_choice.gpu.pass_bytes / 6
+    for event in progress:  # what was kept did not cross the link once more
+        streamed = (event.layers_done - event.resumed_layers) * layer_bytes
+        assert event.stream_bytes_per_second * event.seconds == pytest.approx(streamed)
     for ours, theirs in zip(slots_of(session), slots_of(whole), strict=True):
         assert (ours == theirs).all()
 
@@ -293,6 +299,8 @@ def test_speculation_stays_exact(open_engine, open_streamed):
     got, events = answer(engine.session(), ids)
     assert got == want and events[-1].stats.prefill_device == "torch-cpu"
     assert events[-1].stats.drafted > 0
+    plain = open_streamed(folder)
+    assert engine.prefill_choice.gpu.pass_bytes == plain.prefill_choice.gpu.pass_bytes
 
 
 @pytest.mark.parametrize("policy", ["int8", "snapkv"])

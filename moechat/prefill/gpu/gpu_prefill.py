@@ -60,13 +60,6 @@ class GpuPrefill:
             # Each of them page-locks what it copies, and all take of the same memory.
             limit = register.default_limit_bytes() // len(devices)
             settings = dataclasses.replace(settings, page_lock_bytes=limit)
-        self.pass_bytes = sum(
-            part.array.nbytes
-            for tensor in tensors
-            if ".experts." in tensor.spec.role
-            for part in (tensor.data, tensor.scale, tensor.zeros)
-            if part is not None
-        )
         self.sources: list[StreamedSource] = []
         try:
             for number, device in enumerate(devices):
@@ -80,6 +73,7 @@ class GpuPrefill:
                         experts=_share(spec, number, len(devices)),
                     )
                 )
+            self.pass_bytes = sum(source.expert_bytes for source in self.sources)
             self._used = False
             self._meters = [_Meter(source) for source in self.sources]
             if warm:

@@ -195,6 +195,12 @@ class StreamedSource:
         if layer in self._layer_slots and not self._plan.linears[layer].once:
             self._feeder.give_back(self._plan.linears[layer].ring, self._layer_slots.pop(layer))
 
+    @property
+    def expert_bytes(self) -> int:
+        """Of the routed experts, which come once a pass."""
+        groups = (group for layer in self._plan.groups.values() for group in layer)
+        return sum(group.item.parcel.stored_bytes for group in groups)
+
     def statistics(self) -> StreamStatistics:
         """Waits for the copies and the computing under way."""
         self._stall_seconds += sum(self._transfer.seconds(*stall) for stall in self._stalls)
