@@ -18,6 +18,7 @@ from moechat.engine import device_names, gpus
 from moechat.engine.engine import Engine
 from moechat.errors import DeviceUnavailable, DoesNotFit
 from moechat.events import PrefillProgress
+from moechat.kv.cache import KVCache
 from moechat.prefill.suspended import Shelf
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'moechat[gpu]'")
@@ -78,6 +79,13 @@ def test_several_devices_share_the_experts(count, open_engine, open_streamed):
     experts = alone.prefill_choice.gpu.pass_bytes
     # Each device has all that is no routed expert.
     assert streamed - experts == count * (streamed_alone - experts) > 0
+
+
+def test_prompts_share_the_ways_between_devices(open_streamed):
+    gpu = open_streamed(MINI, device="torch-cpu:2").prefill_choice.gpu
+    cache = KVCache(0, gpu._spec, "bf16")
+    routes = [gpu.span(cache, [5])._stream._exchange._routes for _ in range(2)]
+    assert routes[0] is routes[1] and len(routes[0]) == 2
 
 
 def test_any_threshold_gives_the_same_tokens(small_oracle, open_engine, open_streamed):

@@ -15,6 +15,7 @@ from moechat.kv.cache import KVCache
 from moechat.models.spec import BoundTensor, ModelSpec
 from moechat.prefill.gpu import register
 from moechat.prefill.gpu.device_errors import named_errors
+from moechat.prefill.gpu.exchange import routes_between
 from moechat.prefill.gpu.stream_plan import plan_stream
 from moechat.prefill.gpu.stream_prefill import StreamPrefill
 from moechat.prefill.gpu.streamed_source import StreamedSource
@@ -75,6 +76,7 @@ class GpuPrefill:
                 )
             self.pass_bytes = sum(source.expert_bytes for source in self.sources)
             self._used = False
+            self._routes = routes_between([source.device for source in self.sources])
             self._meters = [_Meter(source) for source in self.sources]
             if warm:
                 for source in self.sources:
@@ -105,6 +107,7 @@ class GpuPrefill:
                 chunk_tokens=CHUNK_TOKENS,
                 start_layer=start_layer,
                 hidden_TD=hidden_TD,
+                routes=self._routes,
             )
         return GpuSpan(stream, self._meters)
 
