@@ -48,11 +48,13 @@ def open_gpus(
 ) -> Gpus:
     """What works on ``device``; "auto" is content with the CPU.
 
-    ``decode``: whether its steps do, too; "auto" where their weights leave half of the memory.
+    ``compute``: of prompts; "w8a8" is "bf16" for decode. ``decode``: whether its steps do, too;
+    "auto" where their weights leave half of the memory.
     Raises DeviceUnavailable, DoesNotFit, and BadParameter for weights that cannot be streamed yet.
     """
     automatic = device == "auto"
-    if automatic and decode != "on" and _weight_bytes(model) < SMALL_MODEL_BYTES:
+    asked_for = decode == "on" or compute == "w8a8"
+    if automatic and not asked_for and _weight_bytes(model) < SMALL_MODEL_BYTES:
         return Gpus()
     try:
         names = torch_devices(device)
@@ -83,8 +85,10 @@ def _open(
     from moechat.prefill.gpu.gpu_prefill import GpuPrefill
     from moechat.prefill.gpu.stream_plan import free_memory_bytes
 
-    memory = free_memory_bytes(names) if memory_bytes is None else memory_bytes
-    steps, taken_bytes = _open_decode(decode, names[0], model, pool, compute, memory)
+    bounds = [size for size in (memory_bytes, free_memory_bytes(names)) if size is not None]
+    memory = min(bounds, default=None)
+    of_decode = "bf16" if compute == "w8a8" else compute
+    steps, taken_bytes = _open_decode(decode, names[0], model, pool, of_decode, memory)
     try:
         prompts = GpuPrefill(
             model.spec,

@@ -54,8 +54,9 @@ class Passes:
         return complete and flushed
 
     def close(self) -> None:
-        """End the thread of the packets."""
+        """End the thread of the packets, and let go of a prefill that was kept."""
         self._packets.close()
+        self._shelf.clear()
 
     def _run_parts(self, run: _Run) -> bool:
         begin = 0

@@ -2,52 +2,20 @@
 
 from __future__ import annotations
 
-import gc
-import os
-import signal
-import threading
-import time
-import weakref
-
 import numpy as np
 import pytest
 from oracles import MINI, expected
 
-from moechat import SamplingParams
-from moechat.engine import device_names, gpus
-from moechat.engine.engine import Engine
-from moechat.errors import DeviceUnavailable, DoesNotFit
+from moechat.errors import BadParameter, DoesNotFit
 from moechat.events import PrefillProgress
 from moechat.kv.cache import KVCache
-from moechat.prefill.suspended import Shelf
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'moechat[gpu]'")
 
 from draft_models import agreeing_folder  # noqa: E402
-
-from moechat.prefill.gpu import stream_plan  # noqa: E402
-from moechat.prefill.gpu.gpu_prefill import GpuSpan  # noqa: E402
-from moechat.prefill.gpu.lane import Lane  # noqa: E402
-from moechat.prefill.gpu.stream_prefill import StreamPrefill  # noqa: E402
-
-GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_end=True)
-PROMPT = [0, 3, 1204, 5, 4, *range(100, 170)]
-
+from streamed_engine import PROMPT, answer  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
-
-
-@pytest.fixture
-def open_streamed(open_engine):
-    def open_(path, **settings):
-        return open_engine(path, **{"device": "torch-cpu", "gpu_prefill_tokens": 0} | settings)
-
-    return open_
-
-
-def answer(session, ids, params=GREEDY):
-    events = list(session.generate(ids, params))
-    return [event.token_id for event in events if event.token_id is not None], events
 
 
 @pytest.mark.parametrize("compute", ["bf16", "exact"])
@@ -130,165 +98,6 @@ def test_long_prompts_are_read_in_parts(open_engine, open_streamed):
     assert {event.num_layers for event in progress} == {24}
 
 
-@pytest.mark.parametrize("part", [1, 2])
-def test_a_prompt_in_parts_can_be_cancelled(part, small_oracle, open_engine, open_streamed):
-    engine = open_streamed(small_oracle, compute="exact")
-    engine.prefill_choice.gpu.max_tokens = 20
-    session = engine.session()
-    ids = expected(small_oracle)["prompt_2_ids"].tolist() * 2
-    handle = session.generate(ids, GREEDY)
-    for event in handle:
-        if isinstance(event, PrefillProgress) and event.layers_done == 2 * part:
-            handle.cancel()
-    assert event.finish_reason == "cancelled" and len(session.cache) == 0
-    session.rewind(0)
-    want = answer(open_engine(small_oracle, compute="exact").session(), ids)[0]
-    assert answer(session, ids)[0] == want
-
-
-def cancelled_after(session, ids, layers):
-    """Cut a prefill when so many layers have run; returns how many had."""
-    handle, seen = session.generate(ids, GREEDY), 0
-    before = len(session) - len(ids)
-    for event in handle:
-        if isinstance(event, PrefillProgress):
-            seen = event.layers_done
-            if seen >= layers:
-                handle.cancel()
-    assert event.finish_reason == "cancelled"
-    assert len(session.cache) <= before
-    session.rewind(before)
-    return seen
-
-
-def slots_of(session):
-    cache, count = session.cache, len(session.cache)
-    return [cache.read(layer, 0, count) for layer in range(cache.num_layers)]
-
-
-def stop_after(patch, layers):
-    """Let so many layers of streamed prefills pass, and hold the next until it is cancelled."""
-    run_layer, passed = GpuSpan.run_layer, []
-
-    def held(span, cancel, window=0):
-        while len(passed) >= layers and not cancel.raised:
-            time.sleep(0.001)
-        passed.append(span)
-        return run_layer(span, cancel, window)
-
-    patch.setattr(GpuSpan, "run_layer", held)
-
-
-@pytest.mark.parametrize("prefix", [0, 40])
-@pytest.mark.parametrize("layers", [1, 3, 5])
-def test_a_cancelled_prompt_goes_on_where_it_was_cut(layers, prefix, open_streamed, monkeypatch):
-    engine = open_streamed(MINI)
-    whole, session = engine.session(), engine.session()
-    for each in (whole, session):
-        if prefix:
-            each.extend(PROMPT[:prefix], logits=None)
-    want, _ = answer(whole, PROMPT[prefix:])
-    with monkeypatch.context() as patch:
-        stop_after(patch, layers)
-        assert cancelled_after(session, PROMPT[prefix:], layers) == layers
-    got, events = answer(session, PROMPT[prefix:])
-    assert got == want
-    assert events[-1].stats.prefill_resumed_layers == layers
-    progress = [event for event in events if isinstance(event, PrefillProgress)]
-    assert [event.resumed_layers for event in progress] == [min(n, layers) for n in range(1, 7)]
-    layer_bytes = engine.prefill_choice.gpu.pass_bytes / 6
-    for event in progress:  # what was kept did not cross the link once more
-        streamed = (event.layers_done - event.resumed_layers) * layer_bytes
-        assert event.stream_bytes_per_second * event.seconds == pytest.approx(streamed)
-    for ours, theirs in zip(slots_of(session), slots_of(whole), strict=True):
-        assert (ours == theirs).all()
-
-
-def test_a_resumed_prompt_can_be_cancelled_once_more(open_streamed, monkeypatch):
-    engine = open_streamed(MINI)
-    session = engine.session()
-    want, _ = answer(engine.session(), PROMPT)
-    for layers in (2, 4):
-        with monkeypatch.context() as patch:
-            stop_after(patch, 2)
-            assert cancelled_after(session, PROMPT, layers) == layers
-    got, events = answer(session, PROMPT)
-    assert got == want and events[-1].stats.prefill_resumed_layers == 4
-
-
-def test_what_was_cut_goes_with_its_session(open_streamed, monkeypatch):
-    engine = open_streamed(MINI)
-    session = engine.session()
-    kept = []
-    put = Shelf.put
-    monkeypatch.setattr(
-        Shelf, "put", lambda shelf, what: (kept.append(weakref.ref(what)), put(shelf, what))
-    )
-    with monkeypatch.context() as patch:
-        stop_after(patch, 3)
-        cancelled_after(session, PROMPT, 3)
-    gc.collect()
-    assert kept[0]() is not None
-    session.close()
-    del session
-    for _ in range(100):  # the worker threads let go of its cache in their own time
-        gc.collect()
-        if kept[0]() is None:
-            return
-        time.sleep(0.02)
-    pytest.fail("the layers are still there")
-
-
-def test_a_cut_while_kept_layers_are_sent_again_keeps_all_of_them(open_streamed, monkeypatch):
-    engine = open_streamed(MINI)
-    session = engine.session()
-    want, _ = answer(engine.session(), PROMPT)
-    with monkeypatch.context() as patch:
-        stop_after(patch, 4)
-        cancelled_after(session, PROMPT, 4)
-    channel = engine.decode.channel
-    send = channel.send_packet
-
-    def cut_at_the_second(packet, cancelled):
-        if packet.layer == 1:
-            session.cancel()
-        return send(packet, cancelled)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(channel, "send_packet", cut_at_the_second)
-        stop_after(patch, 0)
-        cancelled_after(session, PROMPT, 100)
-    got, events = answer(session, PROMPT)
-    assert got == want and events[-1].stats.prefill_resumed_layers == 4
-
-
-@pytest.mark.parametrize("what", ["other ids", "other session", "a step", "other place", "no room"])
-def test_what_was_cut_is_dropped_when_anything_else_comes(what, open_streamed, monkeypatch):
-    engine = open_streamed(MINI, suspended_bytes=100 if what == "no room" else None)
-    session = engine.session()
-    with monkeypatch.context() as patch:
-        stop_after(patch, 3)
-        cancelled_after(session, PROMPT, 3)
-    ids = PROMPT
-    if what == "other ids":
-        answer(session, PROMPT[:-2])
-        session.rewind(0)
-    elif what == "other session":
-        answer(engine.session(), PROMPT)
-    elif what == "a step":
-        session.extend([5], logits="last")  # without prefill
-        session.rewind(0)
-    elif what == "other place":
-        session.extend([5], logits=None)
-        ids = PROMPT[1:]
-    got, events = answer(session, ids)
-    assert events[-1].stats.prefill_resumed_layers == 0
-    fresh = engine.session()
-    if what == "other place":
-        fresh.extend([5], logits=None)
-    assert got == answer(fresh, ids)[0]
-
-
 def test_little_memory_streams_all_the_same(open_engine, open_streamed):
     want, _ = answer(open_engine(MINI).session(), PROMPT)
     engine = open_streamed(MINI, gpu_memory_bytes=48_000_000)
@@ -296,6 +105,21 @@ def test_little_memory_streams_all_the_same(open_engine, open_streamed):
     assert answer(engine.session(), PROMPT)[0] == want
     with pytest.raises(DoesNotFit, match="streamed through this GPU"):
         open_streamed(MINI, gpu_memory_bytes=1_000_000)
+
+
+@pytest.mark.parametrize("memory_bytes", [None, 200_000_000])
+def test_inputs_of_eight_bits_are_opted_for(memory_bytes, open_engine, open_streamed):
+    """Less exact than BF16 inputs, of a model in FP8; the cache is the same."""
+    exact = open_engine(MINI, compute="exact").session().extend(PROMPT, logits="all")
+    errors = []
+    for compute in ("bf16", "w8a8"):
+        engine = open_streamed(MINI, compute=compute, gpu_memory_bytes=memory_bytes)
+        assert engine.compute == "bf16"
+        logits = engine.session().extend(PROMPT, logits="all")
+        errors.append(np.sqrt(np.mean((logits - exact) ** 2)))
+    assert 2 * errors[0] < errors[1] < exact.std() / 2
+    with pytest.raises(BadParameter, match=r"compute cannot be 'w8a8'.*--device cuda"):
+        open_engine(MINI, compute="w8a8")
 
 
 def test_speculation_stays_exact(open_engine, open_streamed):
@@ -334,112 +158,3 @@ def test_decode_may_step_there_too(memory_bytes, open_engine, open_streamed):
     assert open_streamed(MINI, **settings).decode.device is None
     with pytest.raises(DoesNotFit):
         open_streamed(MINI, gpu_decode="on", gpu_memory_bytes=1_000_000)
-
-
-def test_an_error_of_the_device_is_told_and_survived(open_streamed, monkeypatch):
-    session = open_streamed(MINI).session()
-    for error, named in (
-        (torch.OutOfMemoryError("no room"), DoesNotFit),
-        (RuntimeError("an illegal address\nCUDA kernel"), DeviceUnavailable),
-    ):
-        with monkeypatch.context() as patch:
-            patch.setattr(StreamPrefill, "run_layer", raises(error))
-            with pytest.raises(named) as caught:
-                answer(session, PROMPT)
-            assert "CUDA" not in str(caught.value)
-        session.rewind(0)
-    assert len(answer(session, PROMPT)[0]) == 8
-
-
-def test_a_prompt_that_goes_on_and_finds_no_room_is_told_so(open_streamed, monkeypatch):
-    """Its hidden states are copied to the device before any layer runs."""
-    session = open_streamed(MINI).session()
-    with monkeypatch.context() as patch:
-        stop_after(patch, 2)
-        cancelled_after(session, PROMPT, 2)
-    with monkeypatch.context() as patch:
-        patch.setattr(Lane, "start_from", raises(torch.OutOfMemoryError("no room")))
-        with pytest.raises(DoesNotFit, match=r"prompt does not fit.*--gpu-memory"):
-            answer(session, PROMPT)
-
-
-def test_memory_is_free_again_though_somebody_keeps_the_error(open_streamed, monkeypatch):
-    session, held = open_streamed(MINI).session(), []
-
-    def full(lane, layer):
-        tensor = torch.zeros(10)
-        held.append(weakref.ref(tensor))
-        raise torch.OutOfMemoryError("no room")
-
-    free = []
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: free.append(held[0]() is None))
-    monkeypatch.setattr(Lane, "_feed_forward", full)
-    with pytest.raises(DoesNotFit) as caught:
-        answer(session, PROMPT)
-    assert free == [True] and caught.value.__cause__ is not None
-
-
-@pytest.mark.parametrize(
-    ("error", "named"),
-    [
-        (torch.OutOfMemoryError("no room"), DoesNotFit),
-        (RuntimeError("CUDA error: all devices are busy"), DeviceUnavailable),
-    ],
-)
-def test_auto_does_without_a_gpu_that_cannot_be_opened(error, named, open_engine, monkeypatch):
-    monkeypatch.setattr(device_names, "has_gpu_file", lambda: True)
-    monkeypatch.setattr(gpus, "torch_devices", lambda device: ["cpu"])
-    monkeypatch.setattr(gpus, "SMALL_MODEL_BYTES", 0)
-    monkeypatch.setattr(stream_plan, "free_memory_bytes", raises(error))
-    engine = open_engine(MINI, device="auto")
-    assert engine.prefill_choice.gpu is None and "read by the CPU: the GPU" in engine.notice
-    with pytest.raises(named, match="--device cpu"):
-        open_engine(MINI, device="cuda")
-
-
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_fork_closes_nothing_of_its_parents_and_can_open_its_own(open_streamed):
-    """Whatever a thread that stayed there holds."""
-    engine = open_streamed(MINI, device="torch-cpu:2")
-    want, _ = answer(engine.session(), PROMPT)
-    taken, done = threading.Event(), threading.Event()
-
-    def hold():
-        with engine.prefill_choice.gpu.sources[0]._feeder._changed:
-            taken.set()
-            done.wait(30)
-
-    holder = threading.Thread(target=hold)
-    holder.start()
-    assert taken.wait(10)
-    child = os.fork()
-    if child == 0:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(30)
-        code = 1
-        try:
-            engine.close()
-            own = Engine(MINI, device="torch-cpu:2", gpu_prefill_tokens=0, threads=2)
-            code = int(answer(own.session(), PROMPT)[0] != want)
-        finally:
-            os._exit(code)
-    status = os.waitpid(child, 0)[1]
-    done.set()
-    holder.join()
-    assert os.waitstatus_to_exitcode(status) == 0
-    assert answer(engine.session(), PROMPT)[0] == want
-
-
-def raises(error):
-    def call(*arguments, **more):
-        raise error
-
-    return call
-
-
-def test_close_ends_threads_and_streams(open_streamed):
-    before = set(threading.enumerate())
-    engine = open_streamed(MINI)
-    answer(engine.session(), PROMPT)
-    engine.close()
-    assert set(threading.enumerate()) <= before

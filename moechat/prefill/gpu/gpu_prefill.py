@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 
 import numpy as np
+import torch  # type: ignore[import-not-found, unused-ignore]
 from numpy.typing import NDArray
 
 from moechat import _native
@@ -120,6 +121,8 @@ class GpuPrefill:
             return
         for source in self.sources:
             source.close()
+        with contextlib.suppress(RuntimeError):  # of a device that has failed
+            torch.cuda.empty_cache()  # else torch keeps it from other processes
 
 
 class _Meter:
