@@ -63,7 +63,11 @@ def plan_stream(
         if few or needed <= memory_bytes // 2:
             try:
                 settings = fit_settings(
-                    weights, dtype, max(0, memory_bytes - needed), num_layers=spec.num_layers
+                    weights,
+                    dtype,
+                    memory_bytes,
+                    num_layers=spec.num_layers,
+                    beside_bytes=needed,
                 )
                 return num_tokens, settings
             except DoesNotFit:
