@@ -21,7 +21,7 @@ from moechat.models.spec import ModelSpec
 from moechat.prefill.choice import DeviceChoice, Part
 from moechat.prefill.job import PrefillJob
 from moechat.prefill.packets import PacketThread, encode_layer
-from moechat.prefill.span import LayerOutput, PrefillDevice, PrefillSpan
+from moechat.prefill.span import LayerOutput, PrefillDevice, PrefillSpan, SpanFigures
 from moechat.prefill.suspended import Shelf, Suspended
 
 _POLL_SECONDS = 0.05
@@ -111,9 +111,10 @@ class Passes:
         outputs.clear()  # nobody will ask for them
         if not self._finish(run, span, begin, epoch):
             return False
+        seconds, figures = time.perf_counter() - started, span.figures()
         if not job.result.resumed_layers:
-            self._choice.measured(device, len(ids), time.perf_counter() - started)
-        _count(job, device.name, span)
+            self._choice.measured(device, len(ids), seconds, figures.stream_seconds)
+        _count(job, device.name, figures)
         return True
 
     def _keep(
@@ -230,8 +231,8 @@ def _layers(
             return
 
 
-def _count(job: PrefillJob, device: str, span: PrefillSpan) -> None:
-    figures, result = span.figures(), job.result
+def _count(job: PrefillJob, device: str, figures: SpanFigures) -> None:
+    result = job.result
     result.device = device
     result.streamed_bytes += figures.streamed_bytes
     result.stream_seconds += figures.stream_seconds
