@@ -166,7 +166,6 @@ class StreamPrefill:
             self._prefix_slots[layer],
             self._first_position,
             len(self._tokens),
-            _HOST,
         )
         if not self._started:
             for lane in self._lanes:
