@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from moechat.errors import BadParameter, DeviceUnavailable
 
 _INSTALL = "Install it: pip install 'moechat[gpu]'"
+_OLDEST = 2, 8  # torch.mm gives float32 of BF16
 _AGAIN = "Install torch anew, or use the CPU: --device cpu"
 
 
@@ -20,6 +22,11 @@ def torch_devices(device: str) -> Sequence[str]:
         _import_torch()
         return ["cpu"] * count
     torch = _import_torch()
+    found = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    if found is not None and (int(found[1]), int(found[2])) < _OLDEST:
+        raise DeviceUnavailable(
+            "a GPU needs a newer torch", f"this is {torch.__version__}, and 2.8 is needed", _INSTALL
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a driver that is too old, say: it is told below
         available = torch.cuda.is_available()

@@ -14,11 +14,12 @@ from moechat.engine import engine as engine_module
 from moechat.errors import BadParameter, DeviceUnavailable
 
 
-def fake_torch(monkeypatch, *, count, built=True):
+def fake_torch(monkeypatch, *, count, built=True, version="2.13.0+cu130"):
     """importlib finds this torch; None: it finds none."""
     torch = types.SimpleNamespace(
         cuda=types.SimpleNamespace(is_available=lambda: bool(count), device_count=lambda: count),
         version=types.SimpleNamespace(cuda="13.0" if built else None),
+        __version__=version,
     )
     real = importlib.import_module
 
@@ -76,6 +77,16 @@ def test_what_is_missing_is_named(monkeypatch):
     for twice in ("cuda:0,cuda:0", "cuda:0,cuda:00"):
         with pytest.raises(BadParameter, match="twice"):
             devices.torch_devices(twice)
+
+
+@pytest.mark.parametrize("version", ["2.7.1+cu128", "2.6.0", "1.13"])
+def test_an_older_torch_is_refused_by_name(version, monkeypatch):
+    fake_torch(monkeypatch, count=1, version=version)
+    with pytest.raises(DeviceUnavailable, match=r"newer torch: this is .*, and 2\.8 is needed"):
+        devices.torch_devices("cuda")
+    for new in ("2.8.0", "2.10.0a0+git1234", "3.0", "unknown"):
+        fake_torch(monkeypatch, count=1, version=new)
+        assert devices.torch_devices("cuda") == ["cuda:0"]
 
 
 @pytest.mark.parametrize("error", [OSError("libcudart.so.12: lost"), ValueError("libcublas")])

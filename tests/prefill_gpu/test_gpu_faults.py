@@ -11,7 +11,7 @@ import pytest
 from oracles import MINI
 
 from moechat import _native
-from moechat.engine import device_names, gpus
+from moechat.engine import device_names, gpu_survey, gpus
 from moechat.engine.engine import Engine
 from moechat.errors import DeviceUnavailable, DoesNotFit
 
@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 
 from streamed_engine import PROMPT, answer, cancelled_after, raises, stop_after  # noqa: E402
 
-from moechat.prefill.gpu import stream_plan  # noqa: E402
+from moechat.prefill.gpu import stream_plan, survey  # noqa: E402
 from moechat.prefill.gpu.lane import Lane  # noqa: E402
 from moechat.prefill.gpu.stream_prefill import StreamPrefill  # noqa: E402
 from moechat.prefill.gpu.streamed_source import StreamedSource  # noqa: E402
@@ -128,6 +128,16 @@ def test_auto_does_without_a_gpu_that_cannot_be_opened(error, named, open_engine
     assert engine.prefill_choice.gpu is None and "read by the CPU: the GPU" in engine.notice
     with pytest.raises(named, match="--device cpu"):
         open_engine(MINI, device="cuda")
+
+
+def test_doctor_tells_of_a_gpu_that_fails(monkeypatch):
+    monkeypatch.setattr(gpu_survey, "has_gpu_file", lambda: True)
+    monkeypatch.setattr(gpu_survey, "torch_devices", lambda device: ["cuda:0"])
+    monkeypatch.setattr(gpu_survey, "driver_names", lambda: ["A card"])
+    monkeypatch.setattr(survey, "survey", raises(RuntimeError("CUDA error: busy\nmore")))
+    facts = gpu_survey.gpu_facts()
+    assert facts["gpus"] == [{"name": "A card"}] and facts["auto_device"] == "cpu"
+    assert facts["why_cpu"] == "the GPU failed: CUDA error: busy. --device cpu works without it."
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
