@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -10,6 +11,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 from queued_cuda import QueuedCuda  # noqa: E402
 
 from moechat.prefill.gpu import exchange as exchange_module  # noqa: E402
+from moechat.prefill.gpu import lanes as lanes_module  # noqa: E402
 from moechat.prefill.gpu.exchange import (  # noqa: E402
     ByHost,
     Exchange,
@@ -185,6 +187,26 @@ def test_lanes_have_the_same_share_of_causal_attention() -> None:
             for chunks in zigzag(4800, lanes)
         ]
         assert max(work) == min(work)
+
+
+def test_a_lane_without_a_thread_leaves_none_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped, ended = threading.Event(), []
+
+    def waits() -> None:
+        ended.append(stopped.wait(10))
+        raise LaneStopped("another one failed")
+
+    thread = lanes_module._thread
+
+    def none_for_the_last(lane: int) -> ThreadPoolExecutor:
+        if lane == 2:
+            raise RuntimeError("can't start new thread")
+        return thread(lane)
+
+    monkeypatch.setattr(lanes_module, "_thread", none_for_the_last)
+    with pytest.raises(RuntimeError, match="new thread"):
+        run_lanes([waits, waits, waits], stopped.set)
+    assert ended == [True]
 
 
 def test_the_first_error_that_has_a_reason_is_raised() -> None:

@@ -90,10 +90,17 @@ def run_lanes(tasks: Sequence[Callable[[], Result]], stop: Callable[[], None]) -
             errors[number] = error
             stop()
 
-    others = [_thread(number).submit(run, number) for number in range(1, len(tasks))]
-    run(0)
-    for other in others:
-        other.result()
+    others = []
+    try:
+        for number in range(1, len(tasks)):
+            others.append(_thread(number).submit(run, number))
+        run(0)
+    except BaseException:  # no more threads, or the interpreter ends
+        stop()
+        raise
+    finally:
+        for other in others:
+            other.result()
     failed = [error for error in errors if error is not None]
     for error in failed:
         if not isinstance(error, LaneStopped):
