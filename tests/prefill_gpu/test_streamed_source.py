@@ -325,6 +325,16 @@ def test_close_lets_go_of_slots_and_mappings(
     assert mappings and not [content for content in mappings.values() if content() is not None]
 
 
+def test_inputs_of_eight_bits_need_a_gpu_that_multiplies_codes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An older one would decode all weights to float32 for each product."""
+    spec, tensors = bind(oracle_folder(SMALL_ORACLE))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
+    with pytest.raises(BadParameter, match="w8a8"):
+        StreamedSource(spec, tensors, device="cuda:0", compute="w8a8")
+
+
 @pytest.mark.parametrize("format_", ["awq", "gptq", "q4_k"])
 def test_other_formats_are_refused_with_a_name(format_: str) -> None:
     spec, tensors = bind(oracle_folder(SMALL_ORACLE))

@@ -16,6 +16,7 @@ import numpy as np
 import torch  # type: ignore[import-not-found, unused-ignore]
 from numpy.typing import NDArray
 
+from moechat.errors import BadParameter
 from moechat.gpu_weights.decode import decode, is_view, stays_stored, weight_of
 from moechat.gpu_weights.inputs import can_quantise
 from moechat.gpu_weights.products import tiles
@@ -68,13 +69,19 @@ class StreamedSource:
 
         ``experts``: which of every layer come, consecutive ones; None for all.
 
-        BadParameter for formats that cannot be streamed yet.
+        BadParameter for formats that cannot be streamed yet, and for "w8a8" on older GPUs.
         """
         settings = settings or StreamSettings()
         self.device, self.dtype = torch.device(device), _DTYPES[compute]
         if self.device.type == "cuda" and self.device.index is None:
             self.device = torch.device("cuda", torch.cuda.current_device())
         self._quantised_inputs = compute == "w8a8"
+        if self._quantised_inputs and not _multiplies_codes(self.device):
+            raise BadParameter(
+                "compute cannot be 'w8a8'",
+                "this GPU does not multiply FP8 codes (Ada and Hopper are the first that do)",
+                "Leave it out",
+            )
         self._stored = StoredWeights.of(tensors)
         self._first_expert = 0
         if experts is not None:
@@ -335,6 +342,11 @@ class StreamedSource:
 
     def _upload(self, array: NDArray[np.float32] | NDArray[np.uint8]) -> torch.Tensor:
         return torch.from_numpy(np.array(array)).to(self.device)
+
+
+def _multiplies_codes(device: torch.device) -> bool:
+    """From Ada on (CUDA programming guide); the CPU device does what they would."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def _layer_of(key: str) -> int | None:
