@@ -75,6 +75,7 @@ class PrefillProgress(Event):
     tokens: int  # tokens being prefilled
     seconds: float  # since the prefill began
     stream_bytes_per_second: float = 0.0  # of weights, to a GPU
+    resumed_layers: int = 0  # of those done what a cancelled prefill had computed, in no time
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,16 @@ def open_engine() -> Iterator[Callable[..., Engine]]:
         engine.close()
 
 
+@pytest.fixture
+def open_streamed(open_engine: Callable[..., Engine]) -> Callable[..., Engine]:
+    """The same, with prompts read by streamed prefill, on torch's CPU device."""
+
+    def open_(folder: Path, **settings: Any) -> Engine:
+        return open_engine(folder, **{"device": "torch-cpu", "gpu_prefill_tokens": 0} | settings)
+
+    return open_
+
+
 @pytest.fixture(scope="module")
 def one_torch_thread() -> Iterator[None]:
     """Beside the engine's threads several of torch's own make everything slower."""

@@ -32,7 +32,7 @@ from moechat.bench.synthetic.tensors import Recipe
 from moechat.engine.model_files import find_model_files
 from moechat.kv.cache import KVCache
 from moechat.prefill.gpu import lane as lane_module
-from moechat.prefill.gpu.exchange import Exchange, mark
+from moechat.prefill.gpu.exchange import Exchange, mark, routes_between
 from moechat.prefill.gpu.lanes import run_lanes
 from moechat.prefill.gpu.plan import StreamSettings
 from moechat.prefill.gpu.stream_prefill import StreamPrefill
@@ -75,7 +75,7 @@ def pinned_rates(devices: Devices, size: int) -> list[float]:
 
 def exchange_rates(devices: Devices, size: int, peer_access: bool) -> list[float]:
     """GB/s into each device from the other, both ways at once."""
-    exchange = Exchange(devices, peer_access=peer_access)
+    exchange = Exchange(devices, routes_between(devices, peer_access=peer_access))
     made = [torch.full((size,), 5 + i, dtype=torch.uint8, device=d) for i, d in enumerate(devices)]
     there = [torch.zeros_like(tensor) for tensor in made]
     rates = []
@@ -132,7 +132,8 @@ def oracle_check(name: str, devices: Devices) -> str:
                 (want["prompt_1_ids"].tolist() * 1500)[:1500],
             ):
                 cache = KVCache(0, spec, compute)
-                span = StreamPrefill(spec, sources, cache, ids, peer_access=peer)
+                routes = routes_between(used, peer_access=peer)
+                span = StreamPrefill(spec, sources, cache, ids, routes=routes)
                 rows = [span.run_layer(NEVER, 16) for _ in range(spec.num_layers)]
                 assert all(len(row.kv_TW) == len(ids) for row in rows)
                 logits[label, len(ids)] = span.logits(NEVER, 0)
@@ -183,7 +184,8 @@ def one_pass(
     for device in cuda:
         torch.cuda.reset_peak_memory_stats(device)
     cache = KVCache(0, spec, "bf16")
-    span = StreamPrefill(spec, sources, cache, ids, peer_access=peer_access)
+    routes = routes_between(devices, peer_access=peer_access)
+    span = StreamPrefill(spec, sources, cache, ids, routes=routes)
     before = [source.statistics() for source in sources]
     synchronise(devices)
     began = time.perf_counter()

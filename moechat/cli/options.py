@@ -246,9 +246,10 @@ Compute = Annotated[
     str,
     typer.Option(
         "--compute",
-        parser=_choice("bf16", "exact"),
-        metavar="bf16|exact",
-        help="Type of matrix inputs and KV cache; exact: float32.",
+        parser=_choice("bf16", "exact", "w8a8"),
+        metavar="bf16|exact|w8a8",
+        help="Type of matrix inputs and KV cache; exact: float32; w8a8: bf16, but a GPU that reads "
+        "prompts multiplies FP8 weights with inputs of 8 bits, less exactly and sooner.",
     ),
 ]
 KV = Annotated[

@@ -9,7 +9,7 @@ from moechat.errors import BadParameter
 
 # There as soon as a driver is: of NVIDIA's, and of Windows' for the Linux beside it.
 _GPU_FILES = ("/dev/nvidiactl", "/dev/dxg")
-_DEVICES = re.compile(r"cpu|auto|cuda(:all|:\d{1,3}(,cuda:\d{1,3})*)?|torch-cpu(:[1-9])?")
+_DEVICES = re.compile(r"cpu|auto|cuda(:all|:\d{1,3}(,cuda:\d{1,3})*)?|torch-cpu(:[1-9])?", re.ASCII)
 
 
 def check_device(text: str) -> None:

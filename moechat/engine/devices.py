@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import re
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from moechat.errors import BadParameter, DeviceUnavailable
 
 _INSTALL = "Install it: pip install 'moechat[gpu]'"
+_OLDEST = 2, 8  # torch.mm gives float32 of BF16
+_AGAIN = "Install torch anew, or use the CPU: --device cpu"
 
 
 def torch_devices(device: str) -> Sequence[str]:
@@ -18,7 +22,15 @@ def torch_devices(device: str) -> Sequence[str]:
         import_torch()
         return ["cpu"] * count
     torch = import_torch()
-    if not torch.cuda.is_available():
+    found = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    if found is not None and (int(found[1]), int(found[2])) < _OLDEST:
+        raise DeviceUnavailable(
+            "a GPU needs a newer torch", f"this is {torch.__version__}, and 2.8 is needed", _INSTALL
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a driver that is too old, say: it is told below
+        available = torch.cuda.is_available()
+    if not available:
         raise DeviceUnavailable(
             "there is no GPU that torch can use",
             "torch was built without CUDA"
@@ -29,7 +41,9 @@ def torch_devices(device: str) -> Sequence[str]:
     count = torch.cuda.device_count()
     if device == "cuda:all":
         return [f"cuda:{number}" for number in range(count)]
-    names = ["cuda:0"] if device in ("auto", "cuda") else device.split(",")
+    names = ["cuda:0"]
+    if device not in ("auto", "cuda"):
+        names = [f"cuda:{int(name.partition(':')[2])}" for name in device.split(",")]
     for name in names:
         if int(name.partition(":")[2]) >= count:
             raise DeviceUnavailable(
@@ -48,3 +62,6 @@ def import_torch() -> Any:
         raise DeviceUnavailable(
             "a GPU cannot be used without torch", str(error), _INSTALL
         ) from None
+    except Exception as error:  # whatever the libraries that it loads find wrong
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DeviceUnavailable("torch is here and does not load", why, _AGAIN) from None

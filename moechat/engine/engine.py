@@ -78,18 +78,19 @@ class Engine:
         ``kv_link_bytes_per_second``: of the way from prefill to decode; None: shared memory.
         """
         self.name = name or path.name
-        self.compute = compute
+        self.compute = "bf16" if compute == "w8a8" else compute  # of the KV cache, and of the CPU
         self.instruction_set = choose_instruction_set()
         self.speculate = speculate
         check_device(device)
         wanted = wants_gpu(device)
         _choice("gpu_decode", gpu_decode, ("auto", "on", "off"))
-        if gpu_decode == "on" and not wanted:
-            raise BadParameter(
-                "gpu_decode cannot be 'on'",
-                "there is no GPU, or the device is the CPU",
-                "Leave it out, or name a GPU: --device cuda",
-            )
+        for name, value in (("gpu_decode", gpu_decode), ("compute", compute)):
+            if value in ("on", "w8a8") and not wanted:
+                raise BadParameter(
+                    f"{name} cannot be '{value}'",
+                    "there is no GPU, or the device is the CPU",
+                    "Leave it out, or name a GPU: --device cuda",
+                )
         if gpu_decode == "on" and speculate:
             raise BadParameter(
                 "gpu_decode cannot be 'on' with speculation",
@@ -99,7 +100,7 @@ class Engine:
         check_gpu_experts(gpu_experts, answers=wanted and gpu_decode != "off")
         _at_least("gpu_memory_bytes", gpu_memory_bytes, 1)
         _at_least("gpu_prefill_tokens", gpu_prefill_tokens, 0)
-        self.model = load_model(path, compute, speculate=speculate, keep_tensors=wanted)
+        self.model = load_model(path, self.compute, speculate=speculate, keep_tensors=wanted)
         self.spec = self.model.spec
         self.context_tokens = _context(context_tokens, self.spec.context_tokens)
         # How the KV of a prompt crosses from now on; may be replaced between two requests.
@@ -181,13 +182,14 @@ class Engine:
     ) -> Engine:
         """Open a registry name, a folder in Hugging Face layout, or a GGUF file.
 
-        ``compute`` is "bf16" or "exact" (float32 throughout). ``context_tokens`` defaults to the
-        trained length. ``kv`` is the policy by which a prompt's KV crosses from prefill to decode,
-        a name of ``moechat.kv.policy.NAMES``, or "auto": native in shared memory. ``kv_budget``
-        in (0, 1] is what spectrum, pdtrim and snapkv may send, of 2 bytes an element; by default
-        0.5, and for spectrum what drops no token if that is more. The tiers of spectrum are those
-        that ``moechat eval probe`` found the model to bear, otherwise FP16 and INT8.
-        ``speculate`` drafts tokens with the model's multi-token-prediction layer:
+        ``compute`` is "bf16" or "exact" (float32 throughout), or "w8a8": bf16, but FP8 weights are
+        multiplied with inputs of 8 bits where a GPU reads prompts, less exactly and sooner.
+        ``context_tokens`` defaults to the trained length. ``kv`` is the policy by which a prompt's
+        KV crosses from prefill to decode, a name of ``moechat.kv.policy.NAMES``, or "auto": native
+        in shared memory. ``kv_budget`` in (0, 1] is what spectrum, pdtrim and snapkv may send, of 2
+        bytes an element; by default 0.5, and for spectrum what drops no token if that is more. The
+        tiers of spectrum are those that ``moechat eval probe`` found the model to bear, otherwise
+        FP16 and INT8. ``speculate`` drafts tokens with the model's multi-token-prediction layer:
         the same text, at another speed; BadParameter when the model has none. ``resident`` copies
         the MLPs into huge pages, a share to each NUMA node, and calls ``progress(bytes done, bytes
         in all)`` meanwhile. ``decode_share``, between 0 and 1, is what decode gets of the threads
@@ -201,13 +203,13 @@ class Engine:
         steps but for the routed experts, "auto" where it has room for all their other weights and
         nothing is drafted. ``gpu_experts`` of each layer's are held there all the same, those that
         the prompt which a GPU read last used most; "auto": as many as there is memory for that
-        prompts do not need. A cancelled prompt is kept for the same one in ``suspended_bytes`` of
-        host memory, by default a 16th of what is free and 8 GiB at most.
+        prompts do not need. What a GPU had read of a cancelled prompt is kept for the same one in
+        ``suspended_bytes`` of host memory, by default a 16th of what is free and 8 GiB at most.
 
         Raises ModelNotFound, CheckpointDamaged, ArchitectureUnsupported, BadParameter, DoesNotFit,
         DeviceUnavailable.
         """
-        _choice("compute", compute, ("bf16", "exact"))
+        _choice("compute", compute, ("bf16", "exact", "w8a8"))
         _choice("kv", kv, ("auto", *NAMES))
         model = load_registry().resolve(str(source))
         return cls(

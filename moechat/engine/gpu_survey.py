@@ -22,12 +22,14 @@ def gpu_facts() -> dict[str, Any]:
         return {"gpus": [], "auto_device": "cpu", "why_cpu": "there is no GPU"}
     try:
         (first,) = torch_devices("auto")
+        from moechat.prefill.gpu.device_errors import named_errors
+        from moechat.prefill.gpu.survey import survey
+
+        with named_errors("the GPU's memory is full", "Free some of it"):
+            gpus = [dataclasses.asdict(facts) for facts in survey()]
     except MoechatError as error:
         gpus = [{"name": name} for name in driver_names()]
         return {"gpus": gpus, "auto_device": "cpu", "why_cpu": error.message}
-    from moechat.prefill.gpu.survey import survey
-
-    gpus = [dataclasses.asdict(facts) for facts in survey()]
     return {"gpus": gpus, "auto_device": first, "why_cpu": ""}
 
 

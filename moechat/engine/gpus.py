@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -52,44 +53,31 @@ def open_gpus(
 ) -> Gpus:
     """What works on ``device``; "auto" is content with the CPU.
 
-    ``decode``: whether its steps do, too; "auto" where their weights leave half of the memory.
+    ``compute``: of prompts; "w8a8" is "bf16" for decode. ``decode``: whether its steps do, too;
+    "auto" where their weights leave half of the memory.
     ``gpu_experts``: routed experts of a layer that are kept there for them, or "auto".
     Raises DeviceUnavailable, DoesNotFit, and BadParameter for weights that cannot be streamed yet.
     """
     automatic = device == "auto"
-    if automatic and decode != "on" and _weight_bytes(model) < SMALL_MODEL_BYTES:
+    asked_for = decode == "on" or compute == "w8a8"
+    if automatic and not asked_for and _weight_bytes(model) < SMALL_MODEL_BYTES:
         return Gpus()
     try:
         names = torch_devices(device)
-        from moechat.prefill.gpu.gpu_prefill import GpuPrefill
-        from moechat.prefill.gpu.stream_plan import free_memory_bytes
+        from moechat.prefill.gpu.device_errors import named_errors
 
-        memory = free_memory_bytes(names) if memory_bytes is None else memory_bytes
-        steps, taken_bytes = _open_decode(decode, names[0], model, pool, compute, memory)
-        try:
-            if steps is not None:
-                taken_bytes += hold_experts(
-                    steps,
-                    gpu_experts,
-                    model,
-                    compute=compute,
-                    left_bytes=None if memory is None else memory - taken_bytes,
-                    context_tokens=context_tokens,
-                )
-            prompts = GpuPrefill(
-                model.spec,
-                model.tensors,
+        with named_errors("the GPU's memory is full", "Free some of it, or use --device cpu"):
+            prompts, steps = _open(
                 names,
-                compute=compute,
-                memory_bytes=None if memory is None else memory - taken_bytes,
-                context_tokens=context_tokens,
-                warm=not automatic,
-                at_layer=contextlib.nullcontext if steps is None else steps.sharing.layer,
+                model,
+                pool,
+                compute,
+                memory_bytes,
+                context_tokens,
+                decode,
+                gpu_experts,
+                not automatic,
             )
-        except BaseException:
-            if steps is not None:
-                steps.close()
-            raise
     except (DeviceUnavailable, DoesNotFit, BadParameter) as error:
         if not automatic:
             raise
@@ -98,6 +86,52 @@ def open_gpus(
         # Between two steps decode needs the interpreter, which a prompt's thread has all the time.
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
     return Gpus(prompts, steps)
+
+
+def _open(
+    names: Sequence[str],
+    model: LoadedModel,
+    pool: _native.ThreadPool,
+    compute: str,
+    memory_bytes: int | None,
+    context_tokens: int,
+    decode: str,
+    gpu_experts: int | str,
+    warm: bool,
+) -> tuple[GpuPrefill, HybridDecode | None]:
+    """What reads prompts, and what makes decode's steps, on torch's devices ``names``."""
+    from moechat.prefill.gpu.gpu_prefill import GpuPrefill
+    from moechat.prefill.gpu.stream_plan import free_memory_bytes
+
+    bounds = [size for size in (memory_bytes, free_memory_bytes(names)) if size is not None]
+    memory = min(bounds, default=None)
+    of_decode = "bf16" if compute == "w8a8" else compute
+    steps, taken_bytes = _open_decode(decode, names[0], model, pool, of_decode, memory)
+    try:
+        if steps is not None:
+            taken_bytes += hold_experts(
+                steps,
+                gpu_experts,
+                model,
+                compute=of_decode,
+                left_bytes=None if memory is None else memory - taken_bytes,
+                context_tokens=context_tokens,
+            )
+        prompts = GpuPrefill(
+            model.spec,
+            model.tensors,
+            names,
+            compute=compute,
+            memory_bytes=None if memory is None else memory - taken_bytes,
+            context_tokens=context_tokens,
+            warm=warm,
+            at_layer=contextlib.nullcontext if steps is None else steps.sharing.layer,
+        )
+    except BaseException:
+        if steps is not None:
+            steps.close()
+        raise
+    return prompts, steps
 
 
 def _open_decode(

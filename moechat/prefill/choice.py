@@ -26,7 +26,8 @@ class DeviceChoice:
     """Prompts of ``threshold_tokens`` or more go to the GPU; None: where they take less time.
 
     What both take is measured with every prompt: the CPU's time grows with the tokens, the GPU's is
-    about that of the copies. Not with the GPU's first: files are page-locked meanwhile.
+    about that of the copies, or more where all prompts were long. Not with the GPU's first: files
+    are page-locked meanwhile.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class DeviceChoice:
         self._given = threshold_tokens
         self._cpu_tokens_per_second = 0.0
         self._gpu_seconds: dict[int, float] = {}  # of a pass, by the tokens' number of bits
+        self._copy_seconds = 0.0  # of a pass
         self._gpu_is_warm = False
 
     @property
@@ -47,8 +49,12 @@ class DeviceChoice:
             return self._given
         if not self._cpu_tokens_per_second or not self._gpu_seconds:
             return USUAL_THRESHOLD_TOKENS
-        shortest = self._gpu_seconds[min(self._gpu_seconds)]
-        return max(1, int(self._cpu_tokens_per_second * shortest))
+        size = min(self._gpu_seconds)
+        threshold = int(self._cpu_tokens_per_second * self._gpu_seconds[size])
+        if threshold.bit_length() < size and self._copy_seconds:
+            # Shorter than any that was measured: computing is less than there, copies are as many.
+            threshold = min(threshold, int(self._cpu_tokens_per_second * self._copy_seconds))
+        return max(1, threshold)
 
     def plan(self, num_tokens: int) -> list[Part]:
         """How ``num_tokens`` new tokens are read, in order: as even parts if one does not fit."""
@@ -60,8 +66,10 @@ class DeviceChoice:
         ends = [num_tokens * number // count for number in range(count + 1)]
         return [Part(self.gpu, end - begin) for begin, end in itertools.pairwise(ends)]
 
-    def measured(self, device: PrefillDevice, num_tokens: int, seconds: float) -> None:
-        """A span of so many tokens took so long."""
+    def measured(
+        self, device: PrefillDevice, num_tokens: int, seconds: float, copy_seconds: float = 0.0
+    ) -> None:
+        """A span of so many tokens took so long; copies of weights, beside computing, so long."""
         if seconds <= 0:
             return
         if device is self.gpu:
@@ -70,6 +78,7 @@ class DeviceChoice:
                 return
             size = num_tokens.bit_length()
             self._gpu_seconds[size] = _mixed(self._gpu_seconds.get(size, 0.0), seconds)
+            self._copy_seconds = _mixed(self._copy_seconds, copy_seconds)
         elif num_tokens >= LEAST_MEASURED_TOKENS:
             rate = num_tokens / seconds
             self._cpu_tokens_per_second = _mixed(self._cpu_tokens_per_second, rate)

@@ -21,7 +21,7 @@ from moechat.models.spec import ModelSpec
 from moechat.prefill.choice import DeviceChoice, Part
 from moechat.prefill.job import PrefillJob
 from moechat.prefill.packets import PacketThread, encode_layer
-from moechat.prefill.span import LayerOutput, PrefillDevice, PrefillSpan
+from moechat.prefill.span import LayerOutput, PrefillDevice, PrefillSpan, SpanFigures
 from moechat.prefill.suspended import Shelf, Suspended
 
 _POLL_SECONDS = 0.05
@@ -54,8 +54,9 @@ class Passes:
         return complete and flushed
 
     def close(self) -> None:
-        """End the thread of the packets."""
+        """End the thread of the packets, and let go of a prefill that was kept."""
         self._packets.close()
+        self._shelf.clear()
 
     def _run_parts(self, run: _Run) -> bool:
         begin = 0
@@ -90,7 +91,7 @@ class Passes:
             span = device.span(cache, ids)
         else:
             span = device.span(cache, ids, start_layer=len(kept.outputs), hidden_TD=kept.hidden_TD)
-            job.result.resumed_layers = len(kept.outputs)
+            job.result.resumed_layers = run.resumed_layers = len(kept.outputs)
         positions = np.arange(first, first + len(ids), dtype=np.int32)
         outputs: list[LayerOutput] = []
         earlier = kept.outputs if kept else []
@@ -112,9 +113,10 @@ class Passes:
         outputs.clear()  # nobody will ask for them
         if not self._finish(run, span, begin, epoch):
             return False
+        seconds, figures = time.perf_counter() - started, span.figures()
         if not job.result.resumed_layers:
-            self._choice.measured(device, len(ids), time.perf_counter() - started)
-        _count(job, device.name, span)
+            self._choice.measured(device, len(ids), seconds, figures.stream_seconds)
+        _count(job, device.name, figures)
         return True
 
     def _count_experts(self, job: PrefillJob, layer: int, output: LayerOutput) -> None:
@@ -201,6 +203,7 @@ class _Run:
     def __init__(self, job: PrefillJob, parts: list[Part]) -> None:
         self.job, self.parts = job, parts
         self.part = 0
+        self.resumed_layers = 0
         self.logits: list[NDArray[np.float32]] = []
         self.started = time.perf_counter()
 
@@ -209,7 +212,8 @@ class _Run:
         num_layers = self.job.cache.num_layers
         done = self.part * num_layers + layer + 1
         seconds = time.perf_counter() - self.started
-        streamed = part.device.pass_bytes * done / num_layers
+        resumed = min(done, self.resumed_layers)
+        streamed = part.device.pass_bytes * (done - resumed) / num_layers
         self.job.progress(
             PrefillProgress(
                 layers_done=done,
@@ -217,6 +221,7 @@ class _Run:
                 tokens=len(self.job.ids),
                 seconds=seconds,
                 stream_bytes_per_second=streamed / seconds if seconds else 0.0,
+                resumed_layers=resumed,
             )
         )
 
@@ -235,8 +240,8 @@ def _layers(
             return
 
 
-def _count(job: PrefillJob, device: str, span: PrefillSpan) -> None:
-    figures, result = span.figures(), job.result
+def _count(job: PrefillJob, device: str, figures: SpanFigures) -> None:
+    result = job.result
     result.device = device
     result.streamed_bytes += figures.streamed_bytes
     result.stream_seconds += figures.stream_seconds

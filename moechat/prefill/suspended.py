@@ -61,6 +61,10 @@ class Shelf:
         if (cache := suspended.cache()) is not None:
             weakref.finalize(cache, self._forget, weakref.ref(suspended))
 
+    def clear(self) -> None:
+        """Keep nothing."""
+        self._kept = None
+
     def _forget(self, suspended: weakref.ref[Suspended]) -> None:
         if self._kept is suspended():
             self._kept = None

@@ -26,11 +26,13 @@ class ProgressLine:
             return
         if not self._is_terminal or event.seconds <= _SHOWN_AFTER_SECONDS:
             return
-        left = event.seconds * (event.num_layers - event.layers_done) / max(event.layers_done, 1)
         line = f"reading {event.tokens} tokens: layer {event.layers_done}/{event.num_layers}, "
         if event.stream_bytes_per_second:
             line += f"{event.stream_bytes_per_second / 1e9:.1f} GB/s, "
-        line += f"{event.seconds:.0f} s, about {left:.0f} s left"
+        line += f"{event.seconds:.0f} s"
+        if computed := event.layers_done - event.resumed_layers:
+            left = event.seconds * (event.num_layers - event.layers_done) / computed
+            line += f", about {left:.0f} s left"
         self.show(line)
 
     def show(self, line: str) -> None:

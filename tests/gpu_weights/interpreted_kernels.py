@@ -11,11 +11,11 @@ import torch
 import triton_interpreter  # noqa: F401  # before any kernel
 from test_weight import naive, random_matrix
 
-from moechat.gpu_weights import inputs, products, triton_gemm, triton_inputs
+from moechat.gpu_weights import inputs, products, triton_decode, triton_gemm, triton_inputs
 from moechat.gpu_weights.activation import activate
 from moechat.gpu_weights.triton_combine import combine
 from moechat.gpu_weights.triton_gemm import Gated, gemm, linear, tile_list, tiling
-from moechat.gpu_weights.weight import Fp8Matrix
+from moechat.gpu_weights.weight import Fp8Matrix, scale_blocks
 from moechat.prefill.gpu import activations, experts
 from moechat.prefill.gpu.host_copy import HostCopies
 from moechat.prefill.gpu.source import ExpertGroup
@@ -34,6 +34,27 @@ def close(found: torch.Tensor, expected: torch.Tensor, bound: float = 2e-6) -> b
 @pytest.fixture(params=["native", "by bits"])
 def fp8_type(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_gemm, "_native_fp8", lambda device: request.param == "native")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("block", [(128, 128), (32, 256), (300, 200), (1000, 128)])
+def test_decoded_codes_have_the_bits_of_the_definition(
+    block: tuple[int, int], dtype: torch.dtype
+) -> None:
+    """Every code, NaN too; rows and columns that fill no tile."""
+    experts, rows, cols = 2, 300, 200
+    codes = (torch.arange(experts * rows * cols) * 7 % 256).to(torch.uint8)
+    codes = codes.view(experts, rows, cols)
+    grid = -(-rows // block[0]), -(-cols // block[1])
+    scale = torch.rand((experts, *grid), generator=torch.Generator().manual_seed(3)) + 0.01
+    assert triton_decode.fits(block, rows, cols)
+    found = torch.empty(codes.shape, dtype=dtype)
+    triton_decode.decode_fp8(codes, scale, block, found)
+    expected = codes.view(torch.float8_e4m3fn).to(dtype)
+    scale_blocks(expected, scale, block)
+    assert expected.isnan().sum() > 100
+    assert torch.equal(found.isnan(), expected.isnan())
+    assert torch.equal(found.nan_to_num(), expected.nan_to_num())
 
 
 @pytest.mark.parametrize("block", BLOCKS)

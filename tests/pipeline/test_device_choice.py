@@ -42,6 +42,27 @@ def test_a_given_threshold_is_kept_whatever_is_measured(threshold):
         assert reader(choice, threshold - 1) is CPU
 
 
+def test_a_long_prompt_s_computing_is_not_taken_for_a_short_one_s():
+    """Its copies are: shorter prompts would be the CPU's for good, and never be measured."""
+    gpu = Device("gpu")
+    choice = DeviceChoice(CPU, gpu)
+    choice.measured(CPU, 100, 1.0)
+    for _ in range(2):  # the first is not counted
+        choice.measured(gpu, 100_000, 80.0, copy_seconds=13.0)
+    assert choice.threshold_tokens == 1300
+    choice.measured(gpu, 1500, 14.0, copy_seconds=13.0)  # now it is known
+    assert choice.threshold_tokens == 1400
+
+
+def test_copies_of_a_pass_bound_no_threshold_that_was_measured():
+    gpu = Device("gpu")
+    choice = DeviceChoice(CPU, gpu)
+    choice.measured(CPU, 100, 1.0)
+    for _ in range(2):
+        choice.measured(gpu, 1100, 20.0, copy_seconds=13.0)
+    assert choice.threshold_tokens == 2000
+
+
 def test_a_measured_threshold_is_where_both_take_as_long():
     gpu = Device("gpu")
     choice = DeviceChoice(CPU, gpu)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import types
+import warnings
 
 import pytest
 from oracles import MINI
@@ -13,11 +14,12 @@ from moechat.engine import engine as engine_module
 from moechat.errors import BadParameter, DeviceUnavailable
 
 
-def fake_torch(monkeypatch, *, count, built=True):
+def fake_torch(monkeypatch, *, count, built=True, version="2.13.0+cu130"):
     """importlib finds this torch; None: it finds none."""
     torch = types.SimpleNamespace(
         cuda=types.SimpleNamespace(is_available=lambda: bool(count), device_count=lambda: count),
         version=types.SimpleNamespace(cuda="13.0" if built else None),
+        __version__=version,
     )
     real = importlib.import_module
 
@@ -33,7 +35,10 @@ def fake_torch(monkeypatch, *, count, built=True):
 
 @pytest.mark.parametrize(
     "device",
-    ["", "gpu", "cuda:", "cuda:0,", "cuda:0;cuda:1", "cpu,cuda:0", "cuda:all,cuda:0", "\n"],
+    [
+        *("", "gpu", "cuda:", "cuda:0,", "cuda:0;cuda:1", "cpu,cuda:0", "cuda:all,cuda:0", "\n"),
+        *("cuda:\N{ARABIC-INDIC DIGIT ONE}", "cuda:0,cuda:\N{FULLWIDTH DIGIT ONE}"),
+    ],
 )
 def test_other_names_are_refused(device, open_engine):
     with pytest.raises(BadParameter, match="device cannot be"):
@@ -47,6 +52,7 @@ def test_other_names_are_refused(device, open_engine):
         ("cuda", ["cuda:0"]),
         ("cuda:1", ["cuda:1"]),
         ("cuda:1,cuda:0", ["cuda:1", "cuda:0"]),
+        ("cuda:01,cuda:000", ["cuda:1", "cuda:0"]),  # torch takes no leading zeros
         ("cuda:all", ["cuda:0", "cuda:1"]),
     ],
 )
@@ -68,8 +74,44 @@ def test_what_is_missing_is_named(monkeypatch):
     fake_torch(monkeypatch, count=1)
     with pytest.raises(DeviceUnavailable, match="no cuda:1: this machine has 1"):
         devices.torch_devices("cuda:0,cuda:1")
-    with pytest.raises(BadParameter, match="twice"):
-        devices.torch_devices("cuda:0,cuda:0")
+    for twice in ("cuda:0,cuda:0", "cuda:0,cuda:00"):
+        with pytest.raises(BadParameter, match="twice"):
+            devices.torch_devices(twice)
+
+
+@pytest.mark.parametrize("version", ["2.7.1+cu128", "2.6.0", "1.13"])
+def test_an_older_torch_is_refused_by_name(version, monkeypatch):
+    fake_torch(monkeypatch, count=1, version=version)
+    with pytest.raises(DeviceUnavailable, match=r"newer torch: this is .*, and 2\.8 is needed"):
+        devices.torch_devices("cuda")
+    for new in ("2.8.0", "2.10.0a0+git1234", "3.0", "unknown"):
+        fake_torch(monkeypatch, count=1, version=new)
+        assert devices.torch_devices("cuda") == ["cuda:0"]
+
+
+@pytest.mark.parametrize("error", [OSError("libcudart.so.12: lost"), ValueError("libcublas")])
+def test_a_torch_that_does_not_load_is_named(error, monkeypatch, open_engine):
+    def find(name, *more):
+        raise error
+
+    monkeypatch.setattr(devices.importlib, "import_module", find)
+    with pytest.raises(DeviceUnavailable, match=r"does not load: lib.*--device cpu"):
+        devices.torch_devices("cuda")
+    monkeypatch.setattr(device_names, "has_gpu_file", lambda: True)
+    monkeypatch.setattr(gpus, "SMALL_MODEL_BYTES", 0)
+    assert "read by the CPU: torch is here" in open_engine(MINI, device="auto").notice
+
+
+def test_what_torch_warns_of_is_not_shown(monkeypatch, recwarn):
+    def is_available():
+        warnings.warn("the driver is too old", stacklevel=1)
+        return False
+
+    fake_torch(monkeypatch, count=0)
+    monkeypatch.setattr(importlib.import_module("torch").cuda, "is_available", is_available)
+    with pytest.raises(DeviceUnavailable, match="too old"):
+        devices.torch_devices("auto")
+    assert not recwarn.list
 
 
 def test_auto_is_the_cpu_where_no_gpu_is(open_engine, monkeypatch):

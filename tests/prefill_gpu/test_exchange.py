@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -10,7 +11,14 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 from queued_cuda import QueuedCuda  # noqa: E402
 
 from moechat.prefill.gpu import exchange as exchange_module  # noqa: E402
-from moechat.prefill.gpu.exchange import ByHost, Exchange, PeerAccess, SameDevice  # noqa: E402
+from moechat.prefill.gpu import lanes as lanes_module  # noqa: E402
+from moechat.prefill.gpu.exchange import (  # noqa: E402
+    ByHost,
+    Exchange,
+    PeerAccess,
+    SameDevice,
+    routes_between,
+)
 from moechat.prefill.gpu.lanes import LaneStopped, run_lanes, zigzag  # noqa: E402
 
 GPUS = [torch.device("cuda", index) for index in range(3)]
@@ -64,6 +72,40 @@ def test_copies_come_after_their_source_and_before_its_memory_goes(
         assert (found[layer][:3] == -1).all()
 
 
+@pytest.mark.parametrize("peers", [True, False])
+def test_spans_that_share_routes_make_no_more_streams(
+    monkeypatch: pytest.MonkeyPatch, peers: bool
+) -> None:
+    """torch would hand out the stream of weight copies again, and tokens would wait for these."""
+    cuda = queued(monkeypatch, peers=peers)
+    routes = routes_between(GPUS[:2])
+    count = len(cuda.streams)
+    for seed in range(3):
+        exchange, out = Exchange(GPUS[:2], routes), torch.zeros(SIZE)
+        exchange.offer(0, "x", torch.full((SIZE,), 1.0 + seed))
+        exchange.arrived(1, exchange.fetch(1, 0, "x", slice(0, SIZE), out))
+        exchange.end_layer()
+        cuda.run(seed)
+        assert (out == 1 + seed).all()
+    assert len(cuda.streams) == count
+
+
+def test_buffers_are_all_there_or_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    queued(monkeypatch, peers=False)
+    route, make, made = ByHost(*GPUS[:2]), exchange_module.host_buffer, []
+
+    def third_fails(size: int) -> torch.Tensor:
+        made.append(size)
+        if len(made) == 3:
+            raise RuntimeError("no page-locked memory")
+        return make(size)
+
+    monkeypatch.setattr(exchange_module, "host_buffer", third_fails)
+    with pytest.raises(RuntimeError, match="page-locked"):
+        route._next_buffer()
+    assert len({route._next_buffer()[0].data_ptr() for _ in range(8)}) == 4
+
+
 @pytest.fixture(autouse=True)
 def values_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensor.copy_ as it was, for the work of a lane itself."""
@@ -77,7 +119,8 @@ def test_which_way_tensors_go(
     monkeypatch: pytest.MonkeyPatch, peers: bool, allowed: bool, route: type
 ) -> None:
     queued(monkeypatch, peers=peers)
-    exchange = Exchange([GPUS[0], GPUS[1], GPUS[0]], peer_access=allowed)
+    devices = [GPUS[0], GPUS[1], GPUS[0]]
+    exchange = Exchange(devices, routes_between(devices, peer_access=allowed))
     kinds = {pair: type(way) for pair, way in exchange._routes.items()}
     assert kinds[0, 1] is kinds[1, 0] is kinds[2, 1] is route
     assert kinds[0, 2] is kinds[2, 0] is SameDevice
@@ -144,6 +187,26 @@ def test_lanes_have_the_same_share_of_causal_attention() -> None:
             for chunks in zigzag(4800, lanes)
         ]
         assert max(work) == min(work)
+
+
+def test_a_lane_without_a_thread_leaves_none_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped, ended = threading.Event(), []
+
+    def waits() -> None:
+        ended.append(stopped.wait(10))
+        raise LaneStopped("another one failed")
+
+    thread = lanes_module._thread
+
+    def none_for_the_last(lane: int) -> ThreadPoolExecutor:
+        if lane == 2:
+            raise RuntimeError("can't start new thread")
+        return thread(lane)
+
+    monkeypatch.setattr(lanes_module, "_thread", none_for_the_last)
+    with pytest.raises(RuntimeError, match="new thread"):
+        run_lanes([waits, waits, waits], stopped.set)
+    assert ended == [True]
 
 
 def test_the_first_error_that_has_a_reason_is_raised() -> None:

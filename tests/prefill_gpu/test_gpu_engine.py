@@ -2,45 +2,20 @@
 
 from __future__ import annotations
 
-import gc
-import threading
-import time
-import weakref
-
 import numpy as np
 import pytest
 from oracles import MINI, expected
 
-from moechat import SamplingParams
-from moechat.errors import DeviceUnavailable, DoesNotFit
+from moechat.errors import BadParameter, DoesNotFit
 from moechat.events import PrefillProgress
-from moechat.prefill.suspended import Shelf
+from moechat.kv.cache import KVCache
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'moechat[gpu]'")
 
 from draft_models import agreeing_folder  # noqa: E402
-
-from moechat.prefill.gpu.gpu_prefill import GpuSpan  # noqa: E402
-from moechat.prefill.gpu.stream_prefill import StreamPrefill  # noqa: E402
-
-GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_end=True)
-PROMPT = [0, 3, 1204, 5, 4, *range(100, 170)]
-
+from streamed_engine import PROMPT, answer  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
-
-
-@pytest.fixture
-def open_streamed(open_engine):
-    def open_(path, **settings):
-        return open_engine(path, **{"device": "torch-cpu", "gpu_prefill_tokens": 0} | settings)
-
-    return open_
-
-
-def answer(session, ids, params=GREEDY):
-    events = list(session.generate(ids, params))
-    return [event.token_id for event in events if event.token_id is not None], events
 
 
 @pytest.mark.parametrize("compute", ["bf16", "exact"])
@@ -72,6 +47,13 @@ def test_several_devices_share_the_experts(count, open_engine, open_streamed):
     experts = alone.prefill_choice.gpu.pass_bytes
     # Each device has all that is no routed expert.
     assert streamed - experts == count * (streamed_alone - experts) > 0
+
+
+def test_prompts_share_the_ways_between_devices(open_streamed):
+    gpu = open_streamed(MINI, device="torch-cpu:2").prefill_choice.gpu
+    cache = KVCache(0, gpu._spec, "bf16")
+    routes = [gpu.span(cache, [5])._stream._exchange._routes for _ in range(2)]
+    assert routes[0] is routes[1] and len(routes[0]) == 2
 
 
 def test_any_threshold_gives_the_same_tokens(small_oracle, open_engine, open_streamed):
@@ -116,159 +98,6 @@ def test_long_prompts_are_read_in_parts(open_engine, open_streamed):
     assert {event.num_layers for event in progress} == {24}
 
 
-@pytest.mark.parametrize("part", [1, 2])
-def test_a_prompt_in_parts_can_be_cancelled(part, small_oracle, open_engine, open_streamed):
-    engine = open_streamed(small_oracle, compute="exact")
-    engine.prefill_choice.gpu.max_tokens = 20
-    session = engine.session()
-    ids = expected(small_oracle)["prompt_2_ids"].tolist() * 2
-    handle = session.generate(ids, GREEDY)
-    for event in handle:
-        if isinstance(event, PrefillProgress) and event.layers_done == 2 * part:
-            handle.cancel()
-    assert event.finish_reason == "cancelled" and len(session.cache) == 0
-    session.rewind(0)
-    want = answer(open_engine(small_oracle, compute="exact").session(), ids)[0]
-    assert answer(session, ids)[0] == want
-
-
-def cancelled_after(session, ids, layers):
-    """Cut a prefill when so many layers have run; returns how many had."""
-    handle, seen = session.generate(ids, GREEDY), 0
-    before = len(session) - len(ids)
-    for event in handle:
-        if isinstance(event, PrefillProgress):
-            seen = event.layers_done
-            if seen >= layers:
-                handle.cancel()
-    assert event.finish_reason == "cancelled"
-    assert len(session.cache) <= before
-    session.rewind(before)
-    return seen
-
-
-def slots_of(session):
-    cache, count = session.cache, len(session.cache)
-    return [cache.read(layer, 0, count) for layer in range(cache.num_layers)]
-
-
-def stop_after(patch, layers):
-    """Let so many layers of streamed prefills pass, and hold the next until it is cancelled."""
-    run_layer, passed = GpuSpan.run_layer, []
-
-    def held(span, cancel, window=0):
-        while len(passed) >= layers and not cancel.raised:
-            time.sleep(0.001)
-        passed.append(span)
-        return run_layer(span, cancel, window)
-
-    patch.setattr(GpuSpan, "run_layer", held)
-
-
-@pytest.mark.parametrize("prefix", [0, 40])
-@pytest.mark.parametrize("layers", [1, 3, 5])
-def test_a_cancelled_prompt_goes_on_where_it_was_cut(layers, prefix, open_streamed, monkeypatch):
-    engine = open_streamed(MINI)
-    whole, session = engine.session(), engine.session()
-    for each in (whole, session):
-        if prefix:
-            each.extend(PROMPT[:prefix], logits=None)
-    want, _ = answer(whole, PROMPT[prefix:])
-    with monkeypatch.context() as patch:
-        stop_after(patch, layers)
-        assert cancelled_after(session, PROMPT[prefix:], layers) == layers
-    got, events = answer(session, PROMPT[prefix:])
-    assert got == want
-    assert events[-1].stats.prefill_resumed_layers == layers
-    for ours, theirs in zip(slots_of(session), slots_of(whole), strict=True):
-        assert (ours == theirs).all()
-
-
-def test_a_resumed_prompt_can_be_cancelled_once_more(open_streamed, monkeypatch):
-    engine = open_streamed(MINI)
-    session = engine.session()
-    want, _ = answer(engine.session(), PROMPT)
-    for layers in (2, 4):
-        with monkeypatch.context() as patch:
-            stop_after(patch, 2)
-            assert cancelled_after(session, PROMPT, layers) == layers
-    got, events = answer(session, PROMPT)
-    assert got == want and events[-1].stats.prefill_resumed_layers == 4
-
-
-def test_what_was_cut_goes_with_its_session(open_streamed, monkeypatch):
-    engine = open_streamed(MINI)
-    session = engine.session()
-    kept = []
-    put = Shelf.put
-    monkeypatch.setattr(
-        Shelf, "put", lambda shelf, what: (kept.append(weakref.ref(what)), put(shelf, what))
-    )
-    with monkeypatch.context() as patch:
-        stop_after(patch, 3)
-        cancelled_after(session, PROMPT, 3)
-    gc.collect()
-    assert kept[0]() is not None
-    session.close()
-    del session
-    for _ in range(100):  # the worker threads let go of its cache in their own time
-        gc.collect()
-        if kept[0]() is None:
-            return
-        time.sleep(0.02)
-    pytest.fail("the layers are still there")
-
-
-def test_a_cut_while_kept_layers_are_sent_again_keeps_all_of_them(open_streamed, monkeypatch):
-    engine = open_streamed(MINI)
-    session = engine.session()
-    want, _ = answer(engine.session(), PROMPT)
-    with monkeypatch.context() as patch:
-        stop_after(patch, 4)
-        cancelled_after(session, PROMPT, 4)
-    channel = engine.decode.channel
-    send = channel.send_packet
-
-    def cut_at_the_second(packet, cancelled):
-        if packet.layer == 1:
-            session.cancel()
-        return send(packet, cancelled)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(channel, "send_packet", cut_at_the_second)
-        stop_after(patch, 0)
-        cancelled_after(session, PROMPT, 100)
-    got, events = answer(session, PROMPT)
-    assert got == want and events[-1].stats.prefill_resumed_layers == 4
-
-
-@pytest.mark.parametrize("what", ["other ids", "other session", "a step", "other place", "no room"])
-def test_what_was_cut_is_dropped_when_anything_else_comes(what, open_streamed, monkeypatch):
-    engine = open_streamed(MINI, suspended_bytes=100 if what == "no room" else None)
-    session = engine.session()
-    with monkeypatch.context() as patch:
-        stop_after(patch, 3)
-        cancelled_after(session, PROMPT, 3)
-    ids = PROMPT
-    if what == "other ids":
-        answer(session, PROMPT[:-2])
-        session.rewind(0)
-    elif what == "other session":
-        answer(engine.session(), PROMPT)
-    elif what == "a step":
-        session.extend([5], logits="last")  # without prefill
-        session.rewind(0)
-    elif what == "other place":
-        session.extend([5], logits=None)
-        ids = PROMPT[1:]
-    got, events = answer(session, ids)
-    assert events[-1].stats.prefill_resumed_layers == 0
-    fresh = engine.session()
-    if what == "other place":
-        fresh.extend([5], logits=None)
-    assert got == answer(fresh, ids)[0]
-
-
 def test_little_memory_streams_all_the_same(open_engine, open_streamed):
     want, _ = answer(open_engine(MINI).session(), PROMPT)
     engine = open_streamed(MINI, gpu_memory_bytes=48_000_000)
@@ -276,6 +105,21 @@ def test_little_memory_streams_all_the_same(open_engine, open_streamed):
     assert answer(engine.session(), PROMPT)[0] == want
     with pytest.raises(DoesNotFit, match="streamed through this GPU"):
         open_streamed(MINI, gpu_memory_bytes=1_000_000)
+
+
+@pytest.mark.parametrize("memory_bytes", [None, 200_000_000])
+def test_inputs_of_eight_bits_are_opted_for(memory_bytes, open_engine, open_streamed):
+    """Less exact than BF16 inputs, of a model in FP8; the cache is the same."""
+    exact = open_engine(MINI, compute="exact").session().extend(PROMPT, logits="all")
+    errors = []
+    for compute in ("bf16", "w8a8"):
+        engine = open_streamed(MINI, compute=compute, gpu_memory_bytes=memory_bytes)
+        assert engine.compute == "bf16"
+        logits = engine.session().extend(PROMPT, logits="all")
+        errors.append(np.sqrt(np.mean((logits - exact) ** 2)))
+    assert 2 * errors[0] < errors[1] < exact.std() / 2
+    with pytest.raises(BadParameter, match=r"compute cannot be 'w8a8'.*--device cuda"):
+        open_engine(MINI, compute="w8a8")
 
 
 def test_speculation_stays_exact(open_engine, open_streamed):
@@ -287,6 +131,8 @@ def test_speculation_stays_exact(open_engine, open_streamed):
     got, events = answer(engine.session(), ids)
     assert got == want and events[-1].stats.prefill_device == "torch-cpu"
     assert events[-1].stats.drafted > 0
+    plain = open_streamed(folder)
+    assert engine.prefill_choice.gpu.pass_bytes == plain.prefill_choice.gpu.pass_bytes
 
 
 @pytest.mark.parametrize("policy", ["int8", "snapkv"])
@@ -312,33 +158,3 @@ def test_decode_may_step_there_too(memory_bytes, open_engine, open_streamed):
     assert open_streamed(MINI, **settings).decode.device is None
     with pytest.raises(DoesNotFit):
         open_streamed(MINI, gpu_decode="on", gpu_memory_bytes=1_000_000)
-
-
-def test_an_error_of_the_device_is_told_and_survived(open_streamed, monkeypatch):
-    session = open_streamed(MINI).session()
-    for error, named in (
-        (torch.OutOfMemoryError("no room"), DoesNotFit),
-        (RuntimeError("an illegal address\nCUDA kernel"), DeviceUnavailable),
-    ):
-        with monkeypatch.context() as patch:
-            patch.setattr(StreamPrefill, "run_layer", raises(error))
-            with pytest.raises(named) as caught:
-                answer(session, PROMPT)
-            assert "CUDA" not in str(caught.value)
-        session.rewind(0)
-    assert len(answer(session, PROMPT)[0]) == 8
-
-
-def raises(error):
-    def call(*arguments, **more):
-        raise error
-
-    return call
-
-
-def test_close_ends_threads_and_streams(open_streamed):
-    before = set(threading.enumerate())
-    engine = open_streamed(MINI)
-    answer(engine.session(), PROMPT)
-    engine.close()
-    assert set(threading.enumerate()) <= before

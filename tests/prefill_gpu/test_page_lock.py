@@ -107,6 +107,30 @@ def test_windows_are_locked_ahead_of_their_use(content: np.ndarray) -> None:
     assert record.locked == {}
 
 
+@pytest.mark.parametrize("where", ["enter", "lock"])
+def test_a_driver_that_fails_ahead_is_left_to_whoever_copies(
+    content: np.ndarray, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(Record):
+        def lock(self, address: int, size_bytes: int) -> bool:
+            raise RuntimeError("the device has gone")
+
+    def enter() -> None:
+        if where == "enter":
+            raise RuntimeError("the device has gone")
+
+    shown: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", shown.append)
+    registrar = Registrar(Failing(), limit_bytes=1 << 40, window_bytes=WINDOW)
+    registrar.lock_ahead([content], enter)
+    assert registrar._ahead is not None
+    registrar._ahead.join()
+    assert not shown and registrar.registered_bytes == 0
+    with pytest.raises(RuntimeError, match="gone"):
+        list(registrar.spans(content[-1:]))
+    registrar.close()
+
+
 def test_a_window_that_is_being_locked_is_waited_for(content: np.ndarray) -> None:
     class Slow(Record):
         def lock(self, address: int, size_bytes: int) -> bool:
@@ -145,11 +169,19 @@ class _Cuda:
     result = 0
     registered: ClassVar[list[int]] = []
     pieces: ClassVar[list[int]] = []
+    current: ClassVar[list[object]] = []
 
     @staticmethod
     @contextmanager
     def stream(stream: object) -> Iterator[None]:
         yield
+
+    @classmethod
+    @contextmanager
+    def device(cls, device: object) -> Iterator[None]:
+        cls.current.append(device)
+        yield
+        cls.current.pop()
 
     @classmethod
     def cudart(cls) -> type[_Cuda]:
@@ -227,6 +259,29 @@ def test_bytes_arrive_straight_or_by_way_of_buffers(
     assert copies.seconds(copies.copy_mark(), copies.copy_mark()) == 0.25
     copies.close()
     assert registrar.registered_bytes == 0
+
+
+def test_close_unlocks_on_its_device_though_that_has_failed(
+    content: np.ndarray, fake_cuda: type[_Cuda], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = torch.device("cpu")
+    registrar = Registrar(CudaPageLock(device), limit_bytes=1 << 40, window_bytes=WINDOW)
+    copies = CudaTransfer(device, registrar)
+    copies.copy(torch.zeros(SIZE, dtype=torch.uint8), [(0, content)])
+    unregister, current = _Cuda.cudaHostUnregister, []
+
+    def recorded(address: int) -> int:
+        current.append(list(_Cuda.current))
+        return unregister(address)
+
+    def failed() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(fake_cuda, "cudaHostUnregister", recorded)
+    monkeypatch.setattr(copies.stream, "synchronize", failed)
+    assert fake_cuda.registered
+    copies.close()
+    assert not fake_cuda.registered and current == [[device]] * 3
 
 
 @pytest.mark.parametrize("result", [0, 712])

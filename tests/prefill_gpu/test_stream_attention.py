@@ -52,6 +52,26 @@ def test_backend_is_named(device, dtype, rule, backend, monkeypatch):
     assert choose_backend(torch.device(device), dtype, rule, (192, 128)) == backend
 
 
+def test_full_memory_says_nothing_of_a_width(monkeypatch):
+    """It would be taken for a kernel that refuses, for as long as the process runs."""
+    zeros, full = torch.zeros, [True]
+
+    def takes(q, k, v, scale, *, causal):
+        if full:
+            raise torch.OutOfMemoryError("full")
+        return v, v
+
+    monkeypatch.setattr(torch, "zeros", lambda shape, dtype, device: zeros(shape, dtype=dtype))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(attention, "_cudnn", takes)
+    attention._takes.cache_clear()
+    given = torch.device("cuda"), torch.bfloat16, AttentionRule(1.0), (64, 32)
+    with pytest.raises(torch.OutOfMemoryError):
+        choose_backend(*given)
+    full.clear()
+    assert choose_backend(*given) == "cudnn"
+
+
 @pytest.mark.parametrize(
     ("refused", "backend"),
     [((), "cudnn"), (("cudnn",), "efficient"), (("cudnn", "efficient"), "plain")],

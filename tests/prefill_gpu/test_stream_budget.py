@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from oracles import oracle_folder
@@ -20,6 +22,7 @@ from moechat.models.spec import LatentAttention, LayerSpec, ModelSpec, MoeSpec, 
 from moechat.prefill.gpu.activations import activation_bytes  # noqa: E402
 from moechat.prefill.gpu.budget import MAX_SLOTS, fit_settings  # noqa: E402
 from moechat.prefill.gpu.plan import StreamSettings  # noqa: E402
+from moechat.prefill.gpu.stream_plan import plan_stream  # noqa: E402
 from moechat.prefill.gpu.streamed_source import StreamedSource  # noqa: E402
 
 
@@ -47,6 +50,28 @@ def taken(folder: str, settings: StreamSettings) -> int:
     head = source.matrix("head")
     source.close()
     return most + (head.nbytes if head is not None else 0)
+
+
+@pytest.mark.parametrize("folder", ["deepseek_v3_fp8_256", "olmoe", "mistral_swa"])
+def test_what_is_needed_at_least_is_told(folder: str) -> None:
+    """Of all that may be taken, the prompt's share included; of models without experts, too."""
+    spec, tensors = bind(oracle_folder(folder))
+
+    def plan(memory_bytes: int) -> None:
+        plan_stream(
+            spec, tensors, ["cpu"],
+            compute="bf16", memory_bytes=memory_bytes, context_tokens=512, chunk_tokens=64,
+        )  # fmt: skip
+
+    with pytest.raises(DoesNotFit) as caught:
+        plan(100_000)
+    text = r"100 kB of its memory may be taken, and (\S+) MB are needed"
+    found = re.fullmatch(text, caught.value.why)
+    assert found is not None
+    needed = float(found[1]) * 1e6  # three digits
+    plan(int(needed * 1.01))
+    with pytest.raises(DoesNotFit):
+        plan(int(needed * 0.99))
 
 
 @pytest.mark.parametrize("folder", ["deepseek_v3_fp8_256", "olmoe", "gpt_oss_mxfp4", "qwen3"])

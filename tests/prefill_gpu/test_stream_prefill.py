@@ -28,6 +28,7 @@ from prefill_contract import (  # noqa: E402
     want,
 )
 
+from moechat.prefill.gpu.prefix import read_prefix  # noqa: E402
 from moechat.prefill.gpu.stream_prefill import StreamPrefill  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -101,6 +102,17 @@ def both(name: str, compute: str, prefix: int) -> tuple[KVCache, list[CpuPrefill
     if prefix:
         append(cache, 0, run(native(name, compute, cache, ids[:prefix]), cache))
     return cache, [make(name, compute, cache, ids[prefix:]) for make in (native, streamed)]
+
+
+def test_a_prefix_crosses_to_the_device_as_it_is_cached():
+    """Of 128K tokens twice the bytes would take as long as a layer's weights."""
+    name = "deepseek_v3_bf16"
+    ids = want(name)["prompt_1_ids"].tolist()
+    for compute, dtype in (("bf16", torch.bfloat16), ("exact", torch.float32)):
+        cache = new_cache(name, compute)
+        append(cache, 0, run(native(name, compute, cache, ids), cache))
+        prefix = read_prefix(cache, 0, len(ids), len(ids), 1)
+        assert prefix.slots_PW.dtype == dtype and len(prefix.slots_PW) == len(ids)
 
 
 @pytest.mark.parametrize("name", ORACLE_NAMES)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import functools
+import gc
+import itertools
 import time
+import weakref
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -12,12 +16,15 @@ from oracles import SMALL_ORACLE, oracle_folder
 from stored_models import FOLDERS, bind, native_weights
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'moechat[gpu]'")
-from moechat.errors import BadParameter  # noqa: E402
+from moechat.errors import BadParameter, DoesNotFit  # noqa: E402
 from moechat.gpu_weights.weight import Fp8Matrix, Weight  # noqa: E402
 from moechat.models.spec import BoundTensor  # noqa: E402
 from moechat.prefill.gpu import parcel as parcel_module  # noqa: E402
+from moechat.prefill.gpu import ring as ring_module  # noqa: E402
+from moechat.prefill.gpu.parcel import Parcel, Slot  # noqa: E402
 from moechat.prefill.gpu.plan import StreamSettings  # noqa: E402
 from moechat.prefill.gpu.streamed_source import StreamedSource  # noqa: E402
+from moechat.prefill.gpu.transfer import CpuTransfer  # noqa: E402
 
 # One expert a slot of one; a ragged last group; all in one, and nothing stays.
 SETTINGS = (
@@ -222,9 +229,64 @@ def test_a_copy_that_fails_is_the_askers_error(monkeypatch: pytest.MonkeyPatch) 
         with pytest.raises(OSError, match="the disk is gone"):
             source.matrix("layers.0.o")
     monkeypatch.setattr(parcel_module.Parcel, "fill", fill)
-    source.begin(1)  # another place in the plan: a new start
-    assert source.matrix("layers.1.o") is not None
+    assert source.matrix("layers.0.o") is not None  # at the same place
     source.close()
+
+
+@pytest.mark.parametrize("number", [0, 1, 4])  # of the copies; the later ones run ahead
+@pytest.mark.parametrize("error", [OSError("gone"), torch.OutOfMemoryError("full")])
+def test_a_pass_goes_well_after_one_that_failed(
+    number: int, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever the copy that failed was: what is asked for next is a new start."""
+    spec, tensors = bind(oracle_folder("olmoe"))
+    expected = expected_layers("olmoe", "bf16")
+    count, copy = itertools.count(), ring_module.Feeder._copy
+
+    def fail_once(feeder: ring_module.Feeder, parcel: Parcel, slot: Slot) -> None:
+        if next(count) == number:
+            raise error
+        copy(feeder, parcel, slot)
+
+    monkeypatch.setattr(ring_module.Feeder, "_copy", fail_once)
+    source = StreamedSource(
+        spec, tensors, device="cpu", settings=StreamSettings(group_bytes=1, num_slots=4)
+    )
+    source.begin(0)
+    wait_for(lambda: source._feeder._error is not None)
+    with pytest.raises((OSError, DoesNotFit)):
+        source.matrix("layers.0.o")
+    source.release(0)
+    for layer in range(spec.num_layers):
+        check(collected(source, layer, roles_of(expected[layer])), expected[layer])
+    source.close()
+
+
+def test_an_error_of_copies_ahead_is_forgotten_by_the_next_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those at opening: nobody had asked for anything yet."""
+    spec, tensors = bind(oracle_folder("olmoe"))
+    enter = CpuTransfer.enter_thread
+
+    def fail(self: CpuTransfer) -> None:
+        raise RuntimeError("the device is busy")
+
+    monkeypatch.setattr(CpuTransfer, "enter_thread", fail)
+    source = StreamedSource(spec, tensors, device="cpu")
+    source.begin(0)
+    wait_for(lambda: source._feeder._error is not None)
+    monkeypatch.setattr(CpuTransfer, "enter_thread", enter)
+    source.begin(0)
+    assert source.matrix("layers.0.o") is not None
+    source.close()
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    until = time.monotonic() + 5
+    while not true() and time.monotonic() < until:
+        time.sleep(0.001)
+    assert true()
 
 
 def test_close_ends_the_thread_while_slots_are_full_and_twice() -> None:
@@ -236,6 +298,41 @@ def test_close_ends_the_thread_while_slots_are_full_and_twice() -> None:
     source.close()
     assert not source._feeder._thread.is_alive()
     source.close()
+
+
+@pytest.mark.parametrize("settings", SETTINGS[1:], ids=("nothing stays", "some stay", "all"))
+def test_close_lets_go_of_slots_and_mappings(
+    settings: StreamSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slots, get = [], ring_module.Ring.get
+
+    def counted(ring: ring_module.Ring) -> Slot:
+        slot = get(ring)
+        slots.append(weakref.ref(slot.memory))
+        return slot
+
+    monkeypatch.setattr(ring_module.Ring, "get", counted)
+    spec, tensors = bind(oracle_folder("olmoe"))
+    mappings = {id(t.data.file_content): weakref.ref(t.data.file_content) for t in tensors}
+    source = StreamedSource(spec, tensors, device="cpu", settings=settings)
+    source.begin(0)
+    source.matrix("layers.0.o")
+    next(source.expert_groups(0))
+    source.close()
+    del tensors
+    gc.collect()
+    assert slots and not [slot for slot in slots if slot() is not None]
+    assert mappings and not [content for content in mappings.values() if content() is not None]
+
+
+def test_inputs_of_eight_bits_need_a_gpu_that_multiplies_codes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An older one would decode all weights to float32 for each product."""
+    spec, tensors = bind(oracle_folder(SMALL_ORACLE))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
+    with pytest.raises(BadParameter, match="w8a8"):
+        StreamedSource(spec, tensors, device="cuda:0", compute="w8a8")
 
 
 @pytest.mark.parametrize("format_", ["awq", "gptq", "q4_k"])

@@ -174,6 +174,11 @@ def test_progress_of_a_long_prefill_is_shown_on_terminals_and_erased():
     assert "900 tokens: layer 5/6, 2 s" in shown(err.getvalue())
     sink.write(PrefillProgress(5, 6, 900, 15.0, stream_bytes_per_second=49.96e9))
     assert "layer 5/6, 50.0 GB/s, 15 s, about 3 s left" in shown(err.getvalue())
+    # Four of five were kept from before: they say nothing of the time that a layer takes.
+    sink.write(PrefillProgress(5, 7, 900, 15.0, resumed_layers=4))
+    assert "layer 5/7, 15 s, about 30 s left" in shown(err.getvalue())
+    sink.write(PrefillProgress(4, 7, 900, 2.0, resumed_layers=4))
+    assert shown(err.getvalue()).rstrip().endswith("layer 4/7, 2 s")
     sink.write(Token(1, "x"))
     assert shown(err.getvalue()) == ""
     assert "\x1b" not in err.getvalue()

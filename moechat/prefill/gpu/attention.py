@@ -66,6 +66,8 @@ def _takes(backend: Backend, device: torch.device, widths: tuple[int, int]) -> b
     try:
         values, _ = (_cudnn if backend == "cudnn" else _efficient)(q, k, v, 1.0, causal=True)
         torch.cuda.synchronize(device)
+    except torch.OutOfMemoryError:
+        raise  # says nothing of the widths, and what is returned is kept
     except RuntimeError:
         return False
     return bool(values.shape == v.shape)

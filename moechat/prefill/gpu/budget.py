@@ -16,14 +16,21 @@ MAX_GROUP_BYTES = 1_500_000_000
 
 
 def fit_settings(
-    weights: StoredWeights, dtype: torch.dtype, memory_bytes: int, *, num_layers: int
+    weights: StoredWeights,
+    dtype: torch.dtype,
+    memory_bytes: int,
+    *,
+    num_layers: int,
+    beside_bytes: int = 0,
 ) -> StreamSettings:
     """Settings with which the weights take at most ``memory_bytes`` of a device.
+
+    Less ``beside_bytes``, which are a prompt's.
 
     The head and the largest layer, decoded, come first. Then the ring: six slots, so that copies go
     on over a long prompt's attention, in half of what is left at most; what then is left keeps
     matrices on the device; what still is left makes more slots. A pass needs ``activation_bytes``
-    beside them. Raises DoesNotFit when two slots of one expert do not fit.
+    beside them. Raises DoesNotFit when two slots of one expert do not fit, or no two layers.
     """
     layers = [
         {key: weights.matrices[key] for key in weights.layer_keys(layer)}
@@ -36,23 +43,24 @@ def fit_settings(
     fixed += max(_decoded_bytes(layer, dtype) for layer in layers)
     sizes = [total_bytes(layer) for layer in layers]
     streamed = 2 * max(sizes)  # where not all stay
-    left = memory_bytes - fixed
+    left = memory_bytes - beside_bytes - fixed
     experts = [
         {name: part[0] for name, part in stack.parts.items()} for stack in weights.experts.values()
     ]
-    if not experts:
-        resident = left if sum(sizes) <= left else max(0, left - streamed)
-        return StreamSettings(resident_bytes=resident)
-    one = max(total_bytes(expert) for expert in experts)
-    decoded = max(_decoded_bytes(expert, dtype) for expert in experts)
-    if left - streamed < MIN_SLOTS * one + decoded:
-        needed = fixed + streamed + MIN_SLOTS * one + decoded
+    one = max((total_bytes(expert) for expert in experts), default=0)
+    decoded = max((_decoded_bytes(expert, dtype) for expert in experts), default=0)
+    # Without experts all layers may stay, and nothing is streamed.
+    least = min(streamed, sum(sizes)) if not experts else streamed + MIN_SLOTS * one + decoded
+    if left < least:
         raise DoesNotFit(
             "the weights cannot be streamed through this GPU",
-            f"{size_text(memory_bytes)} of its memory are for them, "
-            f"and {size_text(needed)} are needed",
+            f"{size_text(memory_bytes)} of its memory may be taken, "
+            f"and {size_text(memory_bytes - left + least)} are needed",
             "Leave it more memory, if --gpu-memory bounds it, or use the CPU: --device cpu",
         )
+    if not experts:
+        resident = left if sum(sizes) <= left else left - streamed
+        return StreamSettings(resident_bytes=resident)
     num_slots = USUAL_SLOTS
     size = min((left - streamed) // 2 // (num_slots * one + decoded), MAX_GROUP_BYTES // one)
     size = min(size, max(stack.num_experts for stack in weights.experts.values()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
@@ -28,6 +28,10 @@ class Route(Protocol):
 
         Returns the mark of its end, which the reader's stream does not wait for.
         """
+
+
+# By the numbers of the lanes, source and target.
+Routes: TypeAlias = "dict[tuple[int, int], Route]"
 
 
 class SameDevice:
@@ -98,10 +102,10 @@ class ByHost:
 
     def _next_buffer(self) -> tuple[torch.Tensor, Any, Any]:
         if not self._buffers:
-            for _ in range(HOST_BUFFERS):
-                emptied = _cuda.Event()
-                emptied.record(self._receive)
-                self._buffers.append((host_buffer(self._piece_bytes), _cuda.Event(), emptied))
+            self._buffers = [
+                (host_buffer(self._piece_bytes), _cuda.Event(), _cuda.Event())
+                for _ in range(HOST_BUFFERS)
+            ]
         self._turn = (self._turn + 1) % HOST_BUFFERS
         return self._buffers[self._turn]
 
@@ -123,15 +127,10 @@ def mark(device: torch.device) -> Any:
 class Exchange:
     """What the lanes of one span offer each other in the layer that runs."""
 
-    def __init__(self, devices: Sequence[torch.device], *, peer_access: bool = True) -> None:
-        """``peer_access`` False: copies between GPUs go by way of the host even where none must."""
+    def __init__(self, devices: Sequence[torch.device], routes: Routes | None = None) -> None:
+        """``routes`` between them, of one span at a time; None: new ones."""
         self._devices = list(devices)
-        self._routes = {
-            (source, target): _route(devices[source], devices[target], peer_access)
-            for source in range(len(devices))
-            for target in range(len(devices))
-            if source != target
-        }
+        self._routes = routes_between(devices) if routes is None else routes
         self._changed = threading.Condition()
         self._offers: dict[tuple[int, str], tuple[torch.Tensor, Any]] = {}
         self._copies: list[tuple[int, int, Any]] = []  # which lanes read which, and the end
@@ -183,6 +182,20 @@ class Exchange:
             for lane in ends:
                 self.arrived(lane, done)
         self._offers, self._copies = {}, []
+
+
+def routes_between(devices: Sequence[torch.device], *, peer_access: bool = True) -> Routes:
+    """Every lane's way to every other's.
+
+    To be kept: torch has 32 streams a device, and hands the same out again, a copy stream's, too.
+    ``peer_access`` False: copies between GPUs go by way of the host even where none must.
+    """
+    return {
+        (source, target): _route(devices[source], devices[target], peer_access)
+        for source in range(len(devices))
+        for target in range(len(devices))
+        if source != target
+    }
 
 
 def _route(source: torch.device, target: torch.device, peer_access: bool) -> Route:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch  # type: ignore[import-not-found, unused-ignore]
 from numpy.typing import NDArray
 
 from moechat import _native
-from moechat.errors import DeviceUnavailable, DoesNotFit
 from moechat.kv.cache import KVCache
 from moechat.models.spec import BoundTensor, ModelSpec
 from moechat.prefill.gpu import register
+from moechat.prefill.gpu.device_errors import named_errors
+from moechat.prefill.gpu.exchange import routes_between
 from moechat.prefill.gpu.stream_plan import plan_stream
 from moechat.prefill.gpu.stream_prefill import StreamPrefill
 from moechat.prefill.gpu.streamed_source import StreamedSource
@@ -46,6 +48,7 @@ class GpuPrefill:
         ``warm``: files are page-locked and the first weights copied at once, on other threads.
         Raises DoesNotFit, and BadParameter for formats that cannot be streamed yet.
         """
+        self._process = os.getpid()
         self.name = "+".join("torch-cpu" if name == "cpu" else name for name in devices)
         self._spec, self._at_layer = spec, at_layer
         self.max_tokens, settings = plan_stream(
@@ -61,13 +64,6 @@ class GpuPrefill:
             # Each of them page-locks what it copies, and all take of the same memory.
             limit = register.default_limit_bytes() // len(devices)
             settings = dataclasses.replace(settings, page_lock_bytes=limit)
-        self.pass_bytes = sum(
-            part.array.nbytes
-            for tensor in tensors
-            if ".experts." in tensor.spec.role
-            for part in (tensor.data, tensor.scale, tensor.zeros)
-            if part is not None
-        )
         self.sources: list[StreamedSource] = []
         try:
             for number, device in enumerate(devices):
@@ -81,7 +77,9 @@ class GpuPrefill:
                         experts=_share(spec, number, len(devices)),
                     )
                 )
+            self.pass_bytes = sum(source.expert_bytes for source in self.sources)
             self._used = False
+            self._routes = routes_between([source.device for source in self.sources])
             self._meters = [_Meter(source) for source in self.sources]
             if warm:
                 for source in self.sources:
@@ -99,25 +97,34 @@ class GpuPrefill:
         hidden_TD: NDArray[np.float32] | None = None,
     ) -> GpuSpan:
         """As in PrefillDevice."""
-        if self._used:  # what one that was cut has copied is not this one's
-            for meter in self._meters:
-                meter.take()
-        self._used = True
-        stream = StreamPrefill(
-            self._spec,
-            self.sources,
-            cache,
-            ids,
-            chunk_tokens=CHUNK_TOKENS,
-            start_layer=start_layer,
-            hidden_TD=hidden_TD,
-        )
+        with _named_errors():
+            if self._used:  # what one that was cut has copied is not this one's
+                for meter in self._meters:
+                    meter.take()
+            self._used = True
+            stream = StreamPrefill(
+                self._spec,
+                self.sources,
+                cache,
+                ids,
+                chunk_tokens=CHUNK_TOKENS,
+                start_layer=start_layer,
+                hidden_TD=hidden_TD,
+                routes=self._routes,
+            )
         return GpuSpan(stream, self._meters, self._at_layer)
 
     def close(self) -> None:
-        """Wait for copies; let go of the mappings and the devices' memory. Idempotent."""
+        """Wait for copies; let go of the mappings and the devices' memory. Idempotent.
+
+        In a fork there is nothing to let go of: threads and devices stayed where it was opened.
+        """
+        if os.getpid() != self._process:
+            return
         for source in self.sources:
             source.close()
+        with contextlib.suppress(RuntimeError):  # of a device that has failed
+            torch.cuda.empty_cache()  # else torch keeps it from other processes
 
 
 class _Meter:
@@ -173,7 +180,8 @@ class GpuSpan:
 
     def figures(self) -> SpanFigures:
         """Of several devices: bytes of all, the longest seconds."""
-        figures = [meter.take() for meter in self._meters]
+        with _named_errors():
+            figures = [meter.take() for meter in self._meters]
         backends = dict.fromkeys(str(backend) for backend in self._stream.attention_backends)
         return SpanFigures(
             streamed_bytes=sum(taken.streamed_bytes for taken in figures),
@@ -191,23 +199,8 @@ def _share(spec: ModelSpec, number: int, count: int) -> slice | None:
     return slice(first, last)
 
 
-@contextlib.contextmanager
-def _named_errors() -> Iterator[None]:
-    """torch's errors under the names that users meet."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        torch.cuda.empty_cache()  # the next prompt may need its memory in other pieces
-        raise DoesNotFit(
-            "the prompt does not fit into the GPU's memory",
-            _first_line(error),
-            "Lower --gpu-memory, which leaves more for it, or use --device cpu",
-        ) from error
-    except RuntimeError as error:  # whatever the driver and its libraries report
-        raise DeviceUnavailable(
-            "the GPU failed", _first_line(error), "--device cpu works without it"
-        ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+def _named_errors() -> contextlib.AbstractContextManager[None]:
+    return named_errors(
+        "the prompt does not fit into the GPU's memory",
+        "Lower --gpu-memory, which leaves more for it, or use --device cpu",
+    )

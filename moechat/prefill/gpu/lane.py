@@ -313,9 +313,10 @@ class Lane:
 
 
 def _uploaded(slots_PW: torch.Tensor, device: torch.device) -> torch.Tensor:
-    if device.type != "cuda" or not len(slots_PW):
-        return slots_PW.to(device)
-    return slots_PW.pin_memory().to(device, non_blocking=True)  # else the host would wait
+    """In float32."""
+    if device.type == "cuda" and len(slots_PW):
+        slots_PW = slots_PW.pin_memory()  # else the host would wait
+    return slots_PW.to(device, non_blocking=True).float()
 
 
 def _prefix_of(prefix: Prefix, chunk: Chunk, slots_TW: torch.Tensor | None) -> Prefix:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -70,6 +71,9 @@ def _thread(lane: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix=f"moechat-lane-{lane}")
 
 
+os.register_at_fork(after_in_child=_thread.cache_clear)  # threads stay in the parent
+
+
 def run_lanes(tasks: Sequence[Callable[[], Result]], stop: Callable[[], None]) -> list[Result]:
     """The results of all tasks, each run on a thread of its own, the first on the caller's.
 
@@ -86,10 +90,17 @@ def run_lanes(tasks: Sequence[Callable[[], Result]], stop: Callable[[], None]) -
             errors[number] = error
             stop()
 
-    others = [_thread(number).submit(run, number) for number in range(1, len(tasks))]
-    run(0)
-    for other in others:
-        other.result()
+    others = []
+    try:
+        for number in range(1, len(tasks)):
+            others.append(_thread(number).submit(run, number))
+        run(0)
+    except BaseException:  # no more threads, or the interpreter ends
+        stop()
+        raise
+    finally:
+        for other in others:
+            other.result()
     failed = [error for error in errors if error is not None]
     for error in failed:
         if not isinstance(error, LaneStopped):

@@ -55,6 +55,11 @@ class StreamPlan:
         experts = [group.item for layer in self.groups.values() for group in layer]
         self.items = sorted([*experts, *self.linears.values()], key=lambda item: item.key)
 
+    def clear(self) -> None:
+        """Let go of the mappings."""
+        self._stored = StoredWeights()
+        self.groups, self.linears, self.items = {}, {}, []
+
     def _plan_experts(self, settings: StreamSettings) -> dict[int, list[Group]]:
         parcels = {
             layer: _cut(stack, settings.group_bytes)

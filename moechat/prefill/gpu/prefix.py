@@ -19,7 +19,8 @@ from moechat.kv.cache import KVCache
 class Prefix:
     """The slots before a span, in one layer.
 
-    ``unseen``: slots before ``slots_PW`` (float32, on the device) that no token sees.
+    ``slots_PW``: in host memory in the cache's type, so that BF16 crosses the link; on a lane's
+    device float32. ``unseen``: slots before these that no token sees.
     ``visible_begin`` (int64 [T], host memory): the first of the P + T keys that each new token
     sees; None without a window.
     """
@@ -35,7 +36,6 @@ def read_prefix(
     num_slots: int,
     first_position: int,
     num_tokens: int,
-    device: torch.device,
 ) -> Prefix:
     """Of the first ``num_slots`` of a layer; the span begins at ``first_position``.
 
@@ -57,8 +57,7 @@ def read_prefix(
         begins = np.where(own >= 0, len(held) + own, begins) - skipped
         visible_begin = torch.from_numpy(begins.astype(np.int64))
     unseen = first_slot + skipped
-    slots_PW = _floats(native.read(layer, unseen, num_slots)).to(device).float()
-    return Prefix(slots_PW, unseen, visible_begin)
+    return Prefix(_floats(native.read(layer, unseen, num_slots)), unseen, visible_begin)
 
 
 def _floats(slots: NDArray[Any]) -> torch.Tensor:

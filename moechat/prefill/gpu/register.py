@@ -7,6 +7,7 @@ and kept until the end. What is beyond the limit, or refused, is copied by way o
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -84,14 +85,18 @@ class Registrar:
     def lock_ahead(
         self, sources: Iterable[NDArray[np.uint8]], enter_thread: Callable[[], None]
     ) -> None:
-        """Lock the windows of ``sources`` on a thread of its own, in their order. Once."""
+        """Lock the windows of ``sources`` on a thread of its own, in their order. Once.
+
+        It ends when the driver fails; whoever copies next is told so.
+        """
 
         def run() -> None:
-            enter_thread()
-            for source in sources:
-                for _ in self.spans(source):
-                    if self._closed:
-                        return
+            with contextlib.suppress(RuntimeError):
+                enter_thread()
+                for source in sources:
+                    for _ in self.spans(source):
+                        if self._closed:
+                            return
 
         if self._ahead is None:
             self._ahead = threading.Thread(target=run, name="moechat-page-lock", daemon=True)

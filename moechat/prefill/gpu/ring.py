@@ -63,6 +63,11 @@ class Ring:
         """Give one back, its ``free`` mark set."""
         self._free.append(slot)
 
+    def clear(self) -> None:
+        """Let go of the slots that are here; there are no more."""
+        self._free.clear()
+        self._unmade = 0
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Item:
@@ -100,22 +105,28 @@ class Feeder:
             coming = [item for item in self._plan if item.key[0] >= layer and self._wanted(item)]
             if not coming:
                 return
-            following = self._ahead[0].key[0] if self._ahead else None
+            following = self._ahead[0].key[0] if self._ahead and self._error is None else None
             if following is None or not layer - 1 <= following <= coming[0].key[0]:
                 self._restart(coming[0].key)
 
     def take(self, key: Key) -> Slot:
-        """The item's slot, its copies started (``ready``). Raises DoesNotFit."""
+        """The item's slot, its copies started (``ready``). Raises DoesNotFit.
+
+        After an error, of any item that was to come, whatever is asked for next is a new start.
+        """
         with self._changed:
             if not self._ahead or self._ahead[0].key != key:
                 self._restart(key)
             self._changed.wait_for(lambda: key in self._delivered or self._error or self._stopped)
-            if isinstance(self._error, torch.OutOfMemoryError):
-                raise DoesNotFit(
-                    "the ring of weights does not fit into the GPU's memory", str(self._error)
-                ) from self._error
-            if self._error is not None:
-                raise self._error
+            if (error := self._error) is not None:
+                self._forget()
+                if isinstance(error, torch.OutOfMemoryError):
+                    raise DoesNotFit(
+                        "the ring of weights does not fit into the GPU's memory",
+                        (str(error).splitlines() or [""])[0],
+                        "Lower --gpu-memory, or use --device cpu",
+                    ) from error
+                raise error
             if self._stopped:
                 raise RuntimeError("the stream of weights was closed")
             item = self._ahead.popleft()
@@ -144,22 +155,34 @@ class Feeder:
             self._changed.notify_all()
         self._thread.join()
 
+    def clear(self) -> None:
+        """After close() and the last copy: let go of the slots and of where they came from."""
+        for item in self._plan:
+            item.ring.clear()
+        self._plan, self._delivered = [], {}
+        self._ahead.clear()
+
     def _wanted(self, item: Item) -> bool:
         return item.key not in self._loaded
 
     def _restart(self, key: Key) -> None:
         """From ``key`` on. What was delivered and not taken is dropped."""
+        self._forget()
+        self._ahead = deque(i for i in self._plan if i.key >= key and self._wanted(i))
+        if not self._ahead or self._ahead[0].key != key:
+            raise KeyError(key)
+        self._changed.notify_all()
+
+    def _forget(self) -> None:
+        """What is ahead, and an error on the way there."""
         for item in list(self._ahead)[: self._fed]:
             slot = self._delivered.pop(item.key, None)
             if slot is not None:  # else it is under way, and its thread gives it back
                 item.ring.put(slot)
-        self._ahead = deque(i for i in self._plan if i.key >= key and self._wanted(i))
-        if not self._ahead or self._ahead[0].key != key:
-            raise KeyError(key)
+        self._ahead.clear()
         self._fed = 0
         self._run += 1
         self._error = None
-        self._changed.notify_all()
 
     def _next(self) -> Item | None:
         """The item that is to be copied now, if there is one and room for it."""
@@ -169,7 +192,6 @@ class Feeder:
         return None
 
     def _feed(self) -> None:
-        self._transfer.enter_thread()
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._stopped or self._next() is not None)
@@ -180,6 +202,7 @@ class Feeder:
                 self._fed += 1
             slot, error = None, None
             try:
+                self._transfer.enter_thread()
                 with self._changed:
                     slot = item.ring.get()
                 self._copy(item.parcel, slot)
@@ -190,9 +213,10 @@ class Feeder:
                     self._delivered[item.key] = slot
                 elif slot is not None:
                     item.ring.put(slot)
-                if run == self._run:
+                if run == self._run and error is not None:
                     self._error = error
                 self._changed.notify_all()
+            del item, slot, error  # an error's traceback has what was on the device
 
     def _copy(self, parcel: Parcel, slot: Slot) -> None:
         if slot.ready is not None:

@@ -15,7 +15,7 @@ from moechat.prefill.gpu.plan import StreamSettings
 
 RESERVE_BYTES = 1 << 30  # of a GPU, for the driver, libraries and whatever shows the screen
 LEAST_TOKENS = 256
-_DTYPES = {"bf16": torch.bfloat16, "exact": torch.float32}
+_DTYPES = {"bf16": torch.bfloat16, "w8a8": torch.bfloat16, "exact": torch.float32}
 
 
 def free_memory_bytes(devices: Sequence[str]) -> int | None:
@@ -23,8 +23,11 @@ def free_memory_bytes(devices: Sequence[str]) -> int | None:
 
     None: without a limit, as of torch's CPU device.
     """
-    free = [torch.cuda.mem_get_info(name)[0] for name in devices if name != "cpu"]
-    return max(0, min(free) - RESERVE_BYTES) if free else None
+    if all(name == "cpu" for name in devices):
+        return None
+    torch.cuda.empty_cache()  # what an engine before this one has left to torch
+    free = [torch.cuda.mem_get_info(name)[0] for name in devices]
+    return max(0, min(free) - RESERVE_BYTES)
 
 
 def plan_stream(
@@ -80,7 +83,11 @@ def share_memory(
         if few or needed <= memory_bytes // 2:
             try:
                 settings = fit_settings(
-                    weights, dtype, max(0, memory_bytes - needed), num_layers=spec.num_layers
+                    weights,
+                    dtype,
+                    memory_bytes,
+                    num_layers=spec.num_layers,
+                    beside_bytes=needed,
                 )
                 return num_tokens, settings
             except DoesNotFit:

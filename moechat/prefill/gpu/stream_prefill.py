@@ -22,7 +22,7 @@ from moechat.kv.cache import KVCache
 from moechat.models.spec import ModelSpec
 from moechat.prefill.cpu import LayerOutput
 from moechat.prefill.gpu.attention import Backend
-from moechat.prefill.gpu.exchange import Exchange
+from moechat.prefill.gpu.exchange import Exchange, Routes
 from moechat.prefill.gpu.lane import Lane, LaneOutput
 from moechat.prefill.gpu.lanes import current, run_lanes, zigzag
 from moechat.prefill.gpu.prefix import Prefix, read_prefix
@@ -35,8 +35,8 @@ class StreamPrefill:
     """One span of new tokens after those that ``cache`` already holds, as CpuPrefill.
 
     ``sources``: one, or one for each device, its share of the experts in it and all else; experts
-    of all make the model, and each device is a lane. ``peer_access`` False: what lanes exchange
-    goes by way of host memory.
+    of all make the model, and each device is a lane. ``routes``: on which lanes exchange what they
+    do, of one span at a time; None: new ones.
 
     ``chunk_tokens``: how many tokens' wide activations are held at once, rounded up to whole tiles
     of a product; no bit of the result depends on it. ``cache`` must be of the source's type.
@@ -55,7 +55,7 @@ class StreamPrefill:
         chunk_tokens: int = 8192,
         start_layer: int = 0,
         hidden_TD: NDArray[np.float32] | None = None,
-        peer_access: bool = True,
+        routes: Routes | None = None,
     ) -> None:
         sources = list(sources) if isinstance(sources, Sequence) else [sources]
         tokens = np.array(ids, np.int64)
@@ -72,7 +72,7 @@ class StreamPrefill:
         self._spec, self._cache, self._tokens = spec, cache, tokens
         self._first_position = len(cache)
         self._prefix_slots = [cache.native.num_slots(layer) for layer in range(spec.num_layers)]
-        self._exchange = Exchange([one.device for one in sources], peer_access=peer_access)
+        self._exchange = Exchange([one.device for one in sources], routes)
         plan = zigzag(len(tokens), len(sources))
         self._lanes = [
             Lane(
@@ -166,7 +166,6 @@ class StreamPrefill:
             self._prefix_slots[layer],
             self._first_position,
             len(self._tokens),
-            _HOST,
         )
         if not self._started:
             for lane in self._lanes:

@@ -16,6 +16,7 @@ import numpy as np
 import torch  # type: ignore[import-not-found, unused-ignore]
 from numpy.typing import NDArray
 
+from moechat.errors import BadParameter
 from moechat.gpu_weights.decode import decode, is_view, stays_stored, weight_of
 from moechat.gpu_weights.inputs import can_quantise
 from moechat.gpu_weights.products import tiles
@@ -68,13 +69,19 @@ class StreamedSource:
 
         ``experts``: which of every layer come, consecutive ones; None for all.
 
-        BadParameter for formats that cannot be streamed yet.
+        BadParameter for formats that cannot be streamed yet, and for "w8a8" on older GPUs.
         """
         settings = settings or StreamSettings()
         self.device, self.dtype = torch.device(device), _DTYPES[compute]
         if self.device.type == "cuda" and self.device.index is None:
             self.device = torch.device("cuda", torch.cuda.current_device())
         self._quantised_inputs = compute == "w8a8"
+        if self._quantised_inputs and not _multiplies_codes(self.device):
+            raise BadParameter(
+                "compute cannot be 'w8a8'",
+                "this GPU does not multiply FP8 codes (Ada and Hopper are the first that do)",
+                "Leave it out",
+            )
         self._stored = StoredWeights.of(tensors)
         self._first_expert = 0
         if experts is not None:
@@ -195,6 +202,12 @@ class StreamedSource:
         if layer in self._layer_slots and not self._plan.linears[layer].once:
             self._feeder.give_back(self._plan.linears[layer].ring, self._layer_slots.pop(layer))
 
+    @property
+    def expert_bytes(self) -> int:
+        """Of the routed experts, which come once a pass."""
+        groups = (group for layer in self._plan.groups.values() for group in layer)
+        return sum(group.item.parcel.stored_bytes for group in groups)
+
     def statistics(self) -> StreamStatistics:
         """Waits for the copies and the computing under way."""
         self._stall_seconds += sum(self._transfer.seconds(*stall) for stall in self._stalls)
@@ -211,6 +224,9 @@ class StreamedSource:
         """Wait for copies and let go of the mappings and the device's memory. Idempotent."""
         self._feeder.close()
         self._transfer.close()
+        self._feeder.clear()
+        self._plan.clear()
+        self._stored = StoredWeights()
         self._matrices, self._layer_slots, self._decoded = {}, {}, {}
         self._vectors, self._biases, self._group_slot = {}, {}, None
 
@@ -328,6 +344,11 @@ class StreamedSource:
 
     def _upload(self, array: NDArray[np.float32] | NDArray[np.uint8]) -> torch.Tensor:
         return torch.from_numpy(np.array(array)).to(self.device)
+
+
+def _multiplies_codes(device: torch.device) -> bool:
+    """From Ada on (CUDA programming guide); the CPU device does what they would."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def _layer_of(key: str) -> int | None:

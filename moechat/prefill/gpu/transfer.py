@@ -272,10 +272,12 @@ class CudaTransfer:
 
     def close(self) -> None:
         """As in Transfer."""
-        self.stream.synchronize()
+        with contextlib.suppress(RuntimeError):  # a device that failed: whoever used it was told
+            self.stream.synchronize()
         self._staging = []
         self._ahead.clear()
-        self.registrar.close()
+        with _cuda.device(self.device):  # this thread may never have been on it
+            self.registrar.close()
 
 
 @functools.cache
