@@ -36,6 +36,7 @@ class TurnStats:
     prefill_wait_seconds: float = 0.0
     prefill_attention: str = ""  # the kernels that did it on a GPU
     prefill_resumed_layers: int = 0  # that a cancelled prefill of the same prompt had computed
+    gpu_experts: int = 0  # routed experts of a layer that decode's GPU held at the end, on average
 
     @property
     def prefill_tokens_per_second(self) -> float:

@@ -27,7 +27,13 @@ def say(*words: Any) -> None:
 
 
 @contextmanager
-def opened(folder: Path, device: str, **settings: Any) -> Iterator[tuple[Engine, HybridDecode]]:
+def opened(
+    folder: Path,
+    device: str,
+    gpu_experts: dict[int, list[int]] | None = None,
+    **settings: Any,
+) -> Iterator[tuple[Engine, HybridDecode]]:
+    """``gpu_experts``: the device's, by layer, as many of each."""
     threads = settings.pop("threads", None)
     compute = settings.pop("compute", "bf16")
     with Engine.open(folder, threads=threads, compute=compute) as engine:
@@ -40,8 +46,19 @@ def opened(folder: Path, device: str, **settings: Any) -> Iterator[tuple[Engine,
             compute=compute,
             **settings,
         )
+        if gpu_experts and engine.spec.moe is not None:
+            hold(hybrid, engine.spec.moe.num_experts, gpu_experts)
         engine.decode.device = hybrid
         yield engine, hybrid
+
+
+def hold(hybrid: HybridDecode, num_experts: int, by_layer: dict[int, list[int]]) -> None:
+    """Have the device hold these, as if a prompt had used no others."""
+    hybrid.hold_experts(max(len(ids) for ids in by_layer.values()))
+    uses = {layer: np.isin(np.arange(num_experts), ids) for layer, ids in by_layer.items()}
+    hybrid.prompt_read({layer: used.astype(np.int64) for layer, used in uses.items()})
+    assert hybrid.hot is not None
+    hybrid.hot.advance()
 
 
 def ids_of(engine: Engine, seed: int, length: int) -> list[int]:
@@ -113,6 +130,36 @@ def hot_on_the_device(folder: Path, device: str) -> None:
         check("half of the experts on the device", sum(same) >= 24, f"equal up to {same} of 16")
         calls = [lambda s=seed: tokens_of(engine, s, 16) for seed in range(3)]
         check("the same in batches", at_once(calls) == ours)
+    exchanged(folder, device)
+
+
+def exchanged(folder: Path, device: str) -> None:
+    """The same for those that prompts use, one prompt after another, through the whole engine."""
+    device = "torch-cpu" if device == "cpu" else device
+    settings = {"device": device, "gpu_prefill_tokens": 0, "gpu_decode": "on"}
+    with Engine.open(folder, **settings) as plain:
+        half = plain.spec.moe.num_experts // 2 if plain.spec.moe is not None else 0
+        theirs = [tokens_of(plain, seed, 48, length=64) for seed in range(4)]
+    with Engine.open(folder, gpu_experts=half, **settings) as engine:
+        for turn in range(3):
+            ours = [tokens_of(engine, seed, 48, length=64) for seed in range(4)]
+            same = [
+                next((i for i, (a, b) in enumerate(zip(x, y)) if a != b), len(x))
+                for x, y in zip(ours, theirs)
+            ]
+            held = engine.decode.device.num_held_experts
+            note = f"{held} of {half} held; equal up to {same} of 48"
+            check(f"experts exchanged, turn {turn}", sum(same) >= 96 and held > 0, note)
+        calls = [lambda s=seed: tokens_of(engine, s, 48, length=64) for seed in range(4)]
+        check("the same in batches", sum(a == b for a, b in zip(at_once(calls), ours)) >= 3)
+        hot = engine.decode.device.hot
+        start = time.perf_counter()
+        uses_E = np.arange(2 * half, 0, -1)
+        for order in (uses_E, uses_E[::-1]):
+            hot.want(dict.fromkeys(hot.layers, order))
+            hot.advance()
+        seconds = time.perf_counter() - start
+        say(f"about {hot.num_bytes / seconds / 1e9:.2f} GB/s of copies, at least")
 
 
 def hot_experts(engine: Engine, share: float) -> dict[int, list[int]]:

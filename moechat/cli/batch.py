@@ -39,6 +39,7 @@ def batch(
     gpu_memory: device_options.GpuMemory = None,
     gpu_prefill_tokens: device_options.GpuPrefillTokens = None,
     gpu_decode: device_options.GpuDecode = "auto",
+    gpu_experts: device_options.GpuExperts = None,
     compute: options.Compute = "bf16",
     kv: options.KV = "native",
     kv_budget: options.KVBudget = None,

@@ -40,6 +40,15 @@ def _tokens(text: Any) -> int:
     return int(text)
 
 
+def _experts(text: Any) -> int | str:
+    allowed = "a whole number, 0 or more, or auto"
+    if str(text) == "auto":
+        return "auto"
+    if not re.fullmatch(r"\d{1,6}", str(text), re.ASCII):
+        raise typer.BadParameter(f"{str(text)[:40]!a} is out of range; allowed: {allowed}")
+    return int(text)
+
+
 def _on_or_off(text: str) -> str:
     if text not in ("auto", "on", "off"):
         raise typer.BadParameter(f"{text[:40]!a} is not one of auto, on, off")
@@ -85,5 +94,17 @@ GpuDecode = Annotated[
         metavar="auto|on|off",
         help="Whether the first GPU of --device takes part in writing answers, too: all but the "
         "routed experts is computed there. auto: where it has room for it.",
+    ),
+]
+GpuExperts = Annotated[
+    Any,
+    typer.Option(
+        "--gpu-experts",
+        parser=_experts,
+        metavar="N|auto",
+        help="How many routed experts of each layer that GPU holds in its memory while it writes "
+        "answers: those that the last prompt it read used most. auto: what reading prompts "
+        "leaves room for. Default: 0.",
+        show_default=False,
     ),
 ]

@@ -46,6 +46,7 @@ def run(
     gpu_memory: device_options.GpuMemory = None,
     gpu_prefill_tokens: device_options.GpuPrefillTokens = None,
     gpu_decode: device_options.GpuDecode = "auto",
+    gpu_experts: device_options.GpuExperts = None,
     compute: options.Compute = "bf16",
     kv: options.KV = "native",
     kv_budget: options.KVBudget = None,
@@ -111,7 +112,8 @@ def shared_options(given: dict[str, Any]) -> dict[str, Any]:
         | named("seed stop max_tokens"),
         "system": system_text(given["system"], given["system_file"]),
         "settings": named(
-            "compute threads kv kv_budget speculate device gpu_prefill_tokens gpu_decode"
+            "compute threads kv kv_budget speculate device gpu_prefill_tokens gpu_decode "
+            "gpu_experts"
         )
         | {"context_tokens": given["ctx"], "gpu_memory_bytes": given["gpu_memory"]},
     }

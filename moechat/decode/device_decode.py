@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from moechat import _native
 from moechat.kv.cache import KVCache
@@ -33,6 +36,17 @@ class DeviceDecode(Protocol):
 
     def truncated(self, cache: KVCache) -> None:
         """``cache`` was truncated just now."""
+
+    @property
+    def num_gpu_experts(self) -> int:
+        """Routed experts of a layer that the device has room for; 0: the CPU has them all."""
+
+    @property
+    def num_held_experts(self) -> int:
+        """Those that it holds, of a layer on average. From any thread."""
+
+    def prompt_read(self, expert_uses: Mapping[int, NDArray[np.int64]]) -> None:
+        """How often a prompt went to each expert [E], by MoE layer: its answer is next."""
 
     def close(self) -> None:
         """Let go of the device's memory."""

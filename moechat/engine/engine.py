@@ -15,6 +15,7 @@ from moechat import _native
 from moechat.decode.worker import DecodeWorker
 from moechat.engine import admission, flow
 from moechat.engine.device_names import check_device, wants_gpu
+from moechat.engine.gpu_experts import check_gpu_experts, unused_notice
 from moechat.engine.gpus import Gpus, open_gpus
 from moechat.engine.kv_choice import choose_policy, named_policy
 from moechat.engine.loading import choose_instruction_set, load_model
@@ -67,6 +68,7 @@ class Engine:
         gpu_memory_bytes: int | None = None,
         gpu_prefill_tokens: int | None = None,
         gpu_decode: str = "off",
+        gpu_experts: int | str = 0,
         suspended_bytes: int | None = None,
         nodes: Nodes | None = None,
         progress: Progress | None = None,
@@ -94,6 +96,7 @@ class Engine:
                 "drafts are verified by the CPU",
                 "Leave one of them out: --gpu-decode, --speculate",
             )
+        check_gpu_experts(gpu_experts, answers=wanted and gpu_decode != "off")
         _at_least("gpu_memory_bytes", gpu_memory_bytes, 1)
         _at_least("gpu_prefill_tokens", gpu_prefill_tokens, 0)
         self.model = load_model(path, compute, speculate=speculate, keep_tensors=wanted)
@@ -129,11 +132,13 @@ class Engine:
                 memory_bytes=gpu_memory_bytes,
                 context_tokens=self.context_tokens,
                 decode="off" if speculate else gpu_decode,
+                gpu_experts=gpu_experts,
             )
         self.decode = DecodeWorker(self.model.native, pool, channel_packets)
         if gpus.decode is not None:
             self.decode.device = gpus.decode
-        self._device_notice = gpus.notice
+        unused = unused_notice(gpu_experts, answers=gpus.decode is not None)
+        self._device_notice = "\n".join(filter(None, (gpus.notice, unused)))
         self.prefill_choice = DeviceChoice(
             CpuDevice(self.model.native, pool), gpus.prefill, gpu_prefill_tokens
         )
@@ -170,6 +175,7 @@ class Engine:
         gpu_memory_bytes: int | None = None,
         gpu_prefill_tokens: int | None = None,
         gpu_decode: str = "off",
+        gpu_experts: int | str = 0,
         suspended_bytes: int | None = None,
         progress: Progress | None = None,
     ) -> Engine:
@@ -193,7 +199,9 @@ class Engine:
         Prompts of ``gpu_prefill_tokens`` new tokens or more go there; None: those that take less
         time there, as far as that was measured. ``gpu_decode`` "on" has the first GPU make decode's
         steps but for the routed experts, "auto" where it has room for all their other weights and
-        nothing is drafted. A cancelled prompt is kept for the same one in ``suspended_bytes`` of
+        nothing is drafted. ``gpu_experts`` of each layer's are held there all the same, those that
+        the prompt which a GPU read last used most; "auto": as many as there is memory for that
+        prompts do not need. A cancelled prompt is kept for the same one in ``suspended_bytes`` of
         host memory, by default a 16th of what is free and 8 GiB at most.
 
         Raises ModelNotFound, CheckpointDamaged, ArchitectureUnsupported, BadParameter, DoesNotFit,
@@ -217,6 +225,7 @@ class Engine:
             gpu_memory_bytes=gpu_memory_bytes,
             gpu_prefill_tokens=gpu_prefill_tokens,
             gpu_decode=gpu_decode,
+            gpu_experts=gpu_experts,
             suspended_bytes=suspended_bytes,
             progress=progress,
         )

@@ -6,6 +6,7 @@ the cache as packets; the last one goes through a decode step, whose logits star
 
 from __future__ import annotations
 
+import functools
 import queue
 import secrets
 import time
@@ -43,6 +44,9 @@ from moechat.sample.chain import make_sampler
 
 if TYPE_CHECKING:
     from moechat.engine.engine import Engine
+
+# Shorter prompts say little of which experts their answers need.
+_LEAST_COUNTED_TOKENS = 32
 
 Logits = NDArray[np.float32]
 Inbox = queue.SimpleQueue[Any]
@@ -155,6 +159,11 @@ def _prefilled(stats: TurnStats, result: PrefillResult) -> TurnStats:
     )
 
 
+def _held_experts(session: Session) -> int:
+    device = session.engine.decode.device
+    return device.num_held_experts if device is not None and session.drafter is None else 0
+
+
 def _arrived(stats: TurnStats, session: Session, decode_seconds: float) -> TurnStats:
     """With what decoding of packets took, by the cache's clock since ``decode_seconds``."""
     return replace(stats, kv_decode_seconds=session.cache.decode_seconds - decode_seconds)
@@ -189,10 +198,14 @@ def _prefill(
         engine.decode.channel.send(then)
         return
 
-    inbox, cached = handle.inbox, len(session.cache)
+    inbox, cached, device = handle.inbox, len(session.cache), engine.decode.device
+    counts_experts = device is not None and device.num_gpu_experts > 0
 
     def prefilled(result: PrefillResult) -> Control:
         inbox.put(result)
+        if device is not None and result.expert_uses:
+            tell = functools.partial(device.prompt_read, result.expert_uses)
+            engine.decode.channel.send(Call(tell, lambda _result, _error: None))
         return then
 
     def failed(error: Exception | None) -> Control:
@@ -211,6 +224,7 @@ def _prefill(
             arrived=lambda then: Call(lambda: None, lambda _result, _error: then()),
             logits_from=logits_from,
             next_id=next_id,
+            counts_experts=counts_experts and len(ids) >= _LEAST_COUNTED_TOKENS,
         )
     )
 
@@ -319,6 +333,7 @@ def _generate_events(
             first_token_seconds=token_seconds[0] - submitted_seconds if token_seconds else 0.0,
             drafted=decoded.num_drafted,
             accepted=decoded.num_accepted,
+            gpu_experts=_held_experts(session),
         )
         session.last_stats = stats
     held_back = answer.flush()

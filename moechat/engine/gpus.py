@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from moechat import _native
 from moechat.engine.devices import import_torch, torch_devices
+from moechat.engine.gpu_experts import hold_experts
 from moechat.engine.loading import LoadedModel
 from moechat.errors import BadParameter, DeviceUnavailable, DoesNotFit
 from moechat.sizes import size_text
@@ -47,10 +48,12 @@ def open_gpus(
     memory_bytes: int | None,
     context_tokens: int,
     decode: str,
+    gpu_experts: int | str = 0,
 ) -> Gpus:
     """What works on ``device``; "auto" is content with the CPU.
 
     ``decode``: whether its steps do, too; "auto" where their weights leave half of the memory.
+    ``gpu_experts``: routed experts of a layer that are kept there for them, or "auto".
     Raises DeviceUnavailable, DoesNotFit, and BadParameter for weights that cannot be streamed yet.
     """
     automatic = device == "auto"
@@ -64,6 +67,15 @@ def open_gpus(
         memory = free_memory_bytes(names) if memory_bytes is None else memory_bytes
         steps, taken_bytes = _open_decode(decode, names[0], model, pool, compute, memory)
         try:
+            if steps is not None:
+                taken_bytes += hold_experts(
+                    steps,
+                    gpu_experts,
+                    model,
+                    compute=compute,
+                    left_bytes=None if memory is None else memory - taken_bytes,
+                    context_tokens=context_tokens,
+                )
             prompts = GpuPrefill(
                 model.spec,
                 model.tensors,

@@ -35,6 +35,8 @@ class PrefillResult:
     wait_seconds: float = 0.0  # computing waited for weights
     attention: str = ""  # the kernels that did it; "" on the CPU
     resumed_layers: int = 0  # that an earlier, cancelled job had computed
+    # How often the tokens went to each expert [E], by MoE layer, as far as a GPU read them.
+    expert_uses: dict[int, NDArray[np.int64]] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -56,5 +58,6 @@ class PrefillJob:
     arrived: Callable[[Callable[[], None]], Any]
     logits_from: int | None = None
     next_id: int | None = None  # the token after ``ids``, for the draft layer's last position
+    counts_experts: bool = False  # ``result.expert_uses`` is wanted
     result: PrefillResult = field(default_factory=PrefillResult)
     submitted_seconds: float = field(default_factory=time.perf_counter)

@@ -106,6 +106,8 @@ class Passes:
                 if keeps and held and job.cancel.raised:
                     self._keep(job, epoch, first, device, held, span)
                 return False
+            if job.counts_experts and device is self._choice.gpu:
+                self._count_experts(job, layer, output)
             run.layer_done(part, layer)
         outputs.clear()  # nobody will ask for them
         if not self._finish(run, span, begin, epoch):
@@ -114,6 +116,13 @@ class Passes:
             self._choice.measured(device, len(ids), time.perf_counter() - started)
         _count(job, device.name, span)
         return True
+
+    def _count_experts(self, job: PrefillJob, layer: int, output: LayerOutput) -> None:
+        moe = self._spec.moe
+        if moe is not None and output.router_ids_TK.size:
+            ids = output.router_ids_TK.ravel()
+            uses_E = np.bincount(ids, minlength=moe.num_experts).astype(np.int64)
+            job.result.expert_uses[layer] = uses_E + job.result.expert_uses.get(layer, 0)
 
     def _keep(
         self,

@@ -26,6 +26,8 @@ def stats_rows(finished: Finished) -> list[tuple[str, str]]:
         answer += f", {stats.decode_tokens_per_second:.1f} tok/s"
     if stats.drafted:
         answer += f", {stats.accepted} of {stats.drafted} drafts accepted"
+    if stats.gpu_experts:
+        answer += f", {stats.gpu_experts} experts a layer on the GPU"
     if stats.kv_bytes < stats.kv_native_bytes:
         share = 100 * stats.kv_bytes / stats.kv_native_bytes
         sent, native = size_text(stats.kv_bytes), size_text(stats.kv_native_bytes)
@@ -93,6 +95,7 @@ def stats_json(finished: Finished, index: int | None = None) -> str:
             "decode_tokens_per_second": round(stats.decode_tokens_per_second, 2),
             "drafted": stats.drafted,
             "accepted": stats.accepted,
+            "gpu_experts": stats.gpu_experts,
             "kv_bytes": stats.kv_bytes,
             "kv_native_bytes": stats.kv_native_bytes,
             "kv_dropped_fraction": round(stats.kv_dropped_fraction, 6),

@@ -10,7 +10,9 @@ from moechat.engine.engine import Engine
 from moechat.engine.model_files import find_model_files
 
 
-def with_hybrid(engine: Engine, folder: Path, **settings: Any) -> HybridDecode:
+def with_hybrid(
+    engine: Engine, folder: Path, *, gpu_experts: int = 0, **settings: Any
+) -> HybridDecode:
     """Make the engine's decode thread use it from now on; no request has been made yet."""
     tensors = find_model_files(folder).bind()
     settings.setdefault("device", "cpu")
@@ -22,5 +24,7 @@ def with_hybrid(engine: Engine, folder: Path, **settings: Any) -> HybridDecode:
         compute=engine.compute,
         **settings,
     )
+    if gpu_experts:
+        hybrid.hold_experts(gpu_experts)
     engine.decode.device = hybrid
     return hybrid

@@ -18,19 +18,24 @@ from hybrid_engine import with_hybrid  # noqa: E402
 from moechat.decode.gpu.hot_experts import most_used  # noqa: E402
 
 
+def uses_of(engine, chosen):
+    """Prompts that used these experts of a layer, and no other."""
+    uses_E = np.zeros(engine.spec.moe.num_experts, np.int64)
+    uses_E[chosen] = 1
+    return {layer: uses_E for layer, each in enumerate(engine.spec.layers) if each.moe}
+
+
 @pytest.mark.parametrize("name", ["deepseek_v3_fp8_odd", "deepseek_v3_bf16", "mixtral", "olmoe"])
 @pytest.mark.parametrize("all_of_them", [False, True])
 def test_tokens_are_those_of_transformers(open_engine, name, all_of_them):
     folder = oracle_folder(name)
     engine = open_engine(folder, compute="exact")
-    spec, random = engine.spec, np.random.default_rng(3)
-    count = spec.moe.num_experts
-    hot = {
-        layer: sorted(random.permutation(count)[: count if all_of_them else count // 2].tolist())
-        for layer, each in enumerate(spec.layers)
-        if each.moe
-    }
-    hybrid = with_hybrid(engine, folder, gpu_experts=hot)
+    count = engine.spec.moe.num_experts
+    number = count if all_of_them else count // 2
+    hybrid = with_hybrid(engine, folder, gpu_experts=number)
+    hybrid.prompt_read(uses_of(engine, np.random.default_rng(3).permutation(count)[:number]))
+    hybrid.hot.advance()
+    assert hybrid.num_held_experts == hybrid.num_gpu_experts == number
     want = expected(folder)
     session = engine.session()
     params = SamplingParams(temperature=0, max_tokens=24, ignore_end=True)
@@ -45,15 +50,15 @@ def test_experts_with_biases_are_refused(open_engine):
     folder = oracle_folder("gpt_oss_bf16")
     engine = open_engine(folder)
     with pytest.raises(BadParameter, match="biases"):
-        with_hybrid(engine, folder, gpu_experts={0: [1]})
+        with_hybrid(engine, folder, gpu_experts=1)
 
 
 def test_most_used():
-    ids_TK = np.array([[3, 1], [3, 2], [5, 1], [3, 4]], np.int32)
-    assert most_used(ids_TK, 6, 2) == [1, 3]
-    assert most_used(ids_TK, 6, 3) == [1, 2, 3]
-    assert most_used(ids_TK, 6, 2, first=[0]) == [0, 3]
-    assert most_used(ids_TK, 6, 6) == list(range(6))
+    uses_E = np.array([0, 3, 2, 3, 1, 1])
+    assert most_used(uses_E, 2) == [1, 3]
+    assert most_used(uses_E, 4) == [1, 3, 2, 4]
+    assert most_used(uses_E, 5, held=[5, 0]) == [1, 3, 2, 5, 4]
+    assert most_used(uses_E, 6) == [1, 3, 2, 4, 5, 0]
 
 
 def test_kernels_in_the_interpreter():

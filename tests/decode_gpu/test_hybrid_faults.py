@@ -63,6 +63,28 @@ def test_cancel_ends_a_step_that_nobody_serves(engine, monkeypatch):
     assert answer(engine) == want
 
 
+def test_cancel_that_comes_as_a_step_ends(engine, monkeypatch):
+    """It was given up, and is whole all the same: the next one must be served."""
+    want = answer(engine)
+    hybrid, session = engine.decode.device, engine.session()
+    real = hybrid._experts.ended
+
+    def ended(timeout_seconds):
+        number, look = real(timeout_seconds)
+        if number is None:
+            return number, look
+        while not hybrid.lanes[number].ended():
+            time.sleep(0.001)
+        session.cancel()
+        return None, False
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hybrid._experts, "ended", ended)
+        assert answer(engine, session=session)[1] == "cancelled"
+    session.rewind(0)
+    assert answer(engine, session=session) == want
+
+
 def test_a_cancelled_session_leaves_the_others_alone(engine):
     want = answer(engine, max_tokens=12)
     sessions = [engine.session() for _ in range(3)]

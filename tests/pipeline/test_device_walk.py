@@ -66,7 +66,7 @@ def test_nothing_of_what_was_cut_is_left(device, decode):
         Engine.open("mini", compute="exact", threads=1) as reference,
         Engine.open(
             "mini", compute="exact", threads=1, device=device, gpu_prefill_tokens=0,
-            gpu_decode=decode,
+            gpu_decode=decode, gpu_experts=4 if decode == "on" else 0,
         ) as engine,
     ):  # fmt: skip
         threads = [

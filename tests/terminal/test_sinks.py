@@ -104,6 +104,13 @@ def test_drafts_are_counted_where_there_were_any():
     assert (counters["drafted"], counters["accepted"]) == (7, 4)
 
 
+def test_experts_on_the_gpu_are_counted_where_there_are_any():
+    assert "experts" not in run("x", stats="line")[1]
+    finished = Finished("stop", "", TurnStats(20, 5, 0.5, 0.6, 12, 0.25, gpu_experts=16))
+    assert "48.0 tok/s, 16 experts a layer on the GPU; seed" in stats_line(finished)
+    assert json.loads(stats_json(finished))["gpu_experts"] == 16
+
+
 def test_kv_bytes_are_told_where_the_path_is_lossy():
     assert "KV" not in run("x", stats="line")[1]
     stats = TurnStats(20, 5, 0.5, kv_bytes=400_000, kv_native_bytes=1_600_000)

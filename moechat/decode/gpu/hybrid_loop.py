@@ -18,7 +18,7 @@ from moechat import _native
 from moechat.decode.device_decode import Decoding
 from moechat.decode.gpu.device_cache import DeviceCaches
 from moechat.decode.gpu.expert_thread import ExpertThread
-from moechat.decode.gpu.hot_experts import HotExperts
+from moechat.decode.gpu.hot_experts import HotExperts, Uses
 from moechat.decode.gpu.hybrid_step import StepLost
 from moechat.decode.gpu.own_stream import on_stream, own_stream
 from moechat.decode.gpu.resident_weights import ResidentWeights
@@ -31,6 +31,8 @@ from moechat.models.spec import BoundTensor, ModelSpec
 
 _READER_PAUSE_SECONDS = 1e-3
 _POLL_SECONDS = 2e-3  # between looks at the cancel flags during a step
+# Of a step's time, how much may go to exchanging held experts before the next one, and at most.
+_EXCHANGE_SHARE, _EXCHANGE_SECONDS = 0.2, 0.05
 
 
 @dataclass
@@ -43,7 +45,6 @@ class HybridDecode:
     """Weights, caches, and lanes on one device, with the server of their experts.
 
     Used by the decode thread alone. ``anti_phase``: two lanes as soon as two sessions decode.
-    ``gpu_experts``: by layer, routed experts that the device has and the CPU leaves out.
     Raises BadParameter for weights of formats that no GPU path reads.
     """
 
@@ -58,7 +59,6 @@ class HybridDecode:
         compute: str = "bf16",
         anti_phase: bool = True,
         kv_limit_bytes: int | None = None,
-        gpu_experts: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
         self._device = torch.device(device)
         self.sharing = GpuSharing(self._device)
@@ -71,21 +71,15 @@ class HybridDecode:
             self.caches = DeviceCaches(
                 windows, spec.kv_width, device=self._device, dtype=dtype, limit_bytes=kv_limit_bytes
             )
-            hot = None
-            if gpu_experts:
-                hot = HotExperts(
-                    spec, self.weights.stored, gpu_experts, device=self._device, compute=compute
-                )
             self.lanes = [
-                StepLane(self.weights, self.caches, self.sharing, hot)
+                StepLane(self.weights, self.caches, self.sharing)
                 for _ in range(2 if anti_phase else 1)
             ]
+        self._moe_layers = [number for number, layer in enumerate(spec.layers) if layer.moe]
+        self.hot: HotExperts | None = None
+        self._step_seconds = 0.0  # of the last steps, on average; 0: the next token goes first
         mailboxes = [lane.mailbox for lane in self.lanes if lane.mailbox is not None]
         self._experts = ExpertThread(model, pool, mailboxes) if mailboxes else None
-        moe_layers = [layer for layer, each in enumerate(spec.layers) if each.moe]
-        for layer, ids in (gpu_experts or {}).items():
-            if self._experts is not None:
-                self._experts.server.set_gpu_experts(moe_layers.index(layer), list(ids))
 
     @property
     def server(self) -> _native.ExpertServer | None:
@@ -120,8 +114,54 @@ class HybridDecode:
                     break
                 continue
             left = max(0, max_steps - num_steps) if max_steps else 0
-            num_steps += self._run(ready, aside, interrupt, left)
+            if self.hot is not None and self.hot.exchanging and not self.sharing.copies_wait:
+                left = 1
+                if self._step_seconds:
+                    share_seconds = _EXCHANGE_SHARE * self._step_seconds
+                    self.hot.advance(min(share_seconds, _EXCHANGE_SECONDS))
+            began = time.monotonic()
+            steps = self._run(ready, aside, interrupt, left)
+            self._step_seconds = (time.monotonic() - began) / max(1, steps)
+            num_steps += steps
         return num_steps
+
+    def hold_experts(self, count: int) -> int:
+        """So many routed experts of each layer are the device's, and the CPU leaves them out.
+
+        They are those that the prompt used most which prompt_read() told of last; none at first.
+        Before the first step. Returns the bytes of the room for them. Raises BadParameter where
+        experts cannot be held, DoesNotFit.
+        """
+        with on_stream(self._stream):
+            self.hot = HotExperts(
+                self.weights.spec,
+                self.weights.stored,
+                count,
+                device=self._device,
+                compute=self.weights.compute,
+                changed=self._changed,
+            )
+        for lane in self.lanes:
+            lane.hold(self.hot)
+        return self.hot.num_bytes
+
+    def prompt_read(self, expert_uses: Mapping[int, Uses]) -> None:
+        """How often a prompt went to each expert, by layer: its answer is next."""
+        if self.hot is not None:
+            self.hot.want(expert_uses)
+            self._step_seconds = 0.0
+
+    @property
+    def num_gpu_experts(self) -> int:
+        """Routed experts of a layer that the device has room for."""
+        hot = self.hot
+        return 0 if hot is None else hot.count
+
+    @property
+    def num_held_experts(self) -> int:
+        """Those that it holds, of a layer on average. From any thread."""
+        hot = self.hot
+        return 0 if hot is None else hot.num_held
 
     def truncated(self, cache: KVCache) -> None:
         """``cache`` was truncated just now."""
@@ -133,7 +173,7 @@ class HybridDecode:
         with on_stream(self._stream):
             for lane in self.lanes:
                 lane.close()
-        self.lanes = []
+        self.lanes, self.hot = [], None
         if self._experts is not None:
             self._experts.close()
 
@@ -259,6 +299,11 @@ class HybridDecode:
             lane.reset()
             if self._experts is not None:
                 self._experts.server.reset(number)
+
+    def _changed(self, layer: int, ids: Sequence[int]) -> None:
+        """The device holds other experts of a layer."""
+        if self._experts is not None:
+            self._experts.server.set_gpu_experts(self._moe_layers.index(layer), list(ids))
 
     def _abort(self) -> None:
         """No lane waits for experts any longer."""

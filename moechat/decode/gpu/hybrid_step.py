@@ -40,15 +40,10 @@ class HybridStep:
     ``mailbox``: None for a model without routed experts.
     """
 
-    def __init__(
-        self,
-        weights: ResidentWeights,
-        mailbox: ops.Mailbox | None,
-        hot: HotExperts | None = None,
-    ) -> None:
+    def __init__(self, weights: ResidentWeights, mailbox: ops.Mailbox | None) -> None:
         self._weights, self._spec, self._mailbox = weights, weights.spec, mailbox
         self._exact = weights.compute == "exact"
-        self._hot = hot
+        self.hot: HotExperts | None = None  # to be set before the first step
         self._work = ops.Workspace(weights.device)
 
     def run(self, inputs: StepInputs, slots_SCW: Sequence[torch.Tensor], rows: int) -> StepOutputs:
@@ -187,9 +182,9 @@ class HybridStep:
                 base_RD = branch_RD if base_RD is None else base_RD + branch_RD
         if base_RD is None:
             base_RD = torch.zeros_like(x_RD)
-        if self._hot is not None and layer in self._hot.layers:
+        if self.hot is not None and layer in self.hot.layers:
             normed_RD = rms_norm(x_RD, norm.weight, norm.eps)
-            base_RD = self._hot.add(layer, normed_RD, ids_Rk, weights_Rk, base_RD)
+            base_RD = self.hot.add(layer, normed_RD, ids_Rk, weights_Rk, base_RD)
         return ops.wait(mailbox, base_RD)
 
     def _mlp(

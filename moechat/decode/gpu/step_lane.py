@@ -58,13 +58,7 @@ class LaneResult:
 class StepLane:
     """One step at a time: begin(), then finish(). ``mailbox`` is None without routed experts."""
 
-    def __init__(
-        self,
-        weights: ResidentWeights,
-        caches: DeviceCaches,
-        sharing: GpuSharing,
-        hot: HotExperts | None = None,
-    ) -> None:
+    def __init__(self, weights: ResidentWeights, caches: DeviceCaches, sharing: GpuSharing) -> None:
         spec, device = weights.spec, weights.device
         self._weights, self._caches, self._device = weights, caches, device
         self._inputs = StepInputs(spec, device)
@@ -78,10 +72,14 @@ class StepLane:
                 num_rows=self._inputs.count,
                 limit_seconds=_LIMIT_SECONDS,
             )
-        self._step = HybridStep(weights, self.mailbox, hot)
+        self._step = HybridStep(weights, self.mailbox)
         self._runner = _GraphRunner(self, sharing) if device.type == "cuda" else _ThreadRunner(self)
         self.rows: list[LaneRow] = []  # under way
         self._mirrors: list[Mirror] = []
+
+    def hold(self, hot: HotExperts) -> None:
+        """Steps use what it holds. Before the first one."""
+        self._step.hot = hot
 
     def prepare(self, num_rows: int) -> None:
         """Capture the graph for so many rows. No step of any lane may be under way."""

@@ -46,7 +46,27 @@ def plan_stream(
         memory_bytes = free_memory_bytes(devices)
     if memory_bytes is None:
         return None, StreamSettings()
-    weights, dtype = StoredWeights.of(tensors), _DTYPES[compute]
+    return share_memory(
+        spec,
+        StoredWeights.of(tensors),
+        compute=compute,
+        memory_bytes=memory_bytes,
+        context_tokens=context_tokens,
+        chunk_tokens=chunk_tokens,
+    )
+
+
+def share_memory(
+    spec: ModelSpec,
+    weights: StoredWeights,
+    *,
+    compute: str,
+    memory_bytes: int,
+    context_tokens: int,
+    chunk_tokens: int,
+) -> tuple[int, StreamSettings]:
+    """As plan_stream; nothing is asked of the devices."""
+    dtype = _DTYPES[compute]
     num_tokens = context_tokens
     while True:
         needed = activation_bytes(

@@ -12,14 +12,14 @@ SURFACE = {
     "run": "model prompt --temperature --top-k --top-p --min-p --repetition-penalty "
     "--presence-penalty --seed --stop --max-tokens --system --system-file "
     "--think --no-think --reasoning-effort --ctx --threads --resident "
-    "--device --gpu-memory --gpu-prefill-tokens --gpu-decode "
+    "--device --gpu-memory --gpu-prefill-tokens --gpu-decode --gpu-experts "
     "--compute --kv --kv-budget --speculate --plain --stats --no-history --batch --concurrency "
     "--debug",
     "batch": "file --model --concurrency --temperature --top-k --top-p --min-p "
     "--repetition-penalty --presence-penalty --seed --stop --max-tokens --system --system-file "
     "--think --no-think --reasoning-effort --ctx --threads --resident "
     "--device --gpu-memory --gpu-prefill-tokens "
-    "--gpu-decode --compute --kv --kv-budget --speculate --stats --debug",
+    "--gpu-decode --gpu-experts --compute --kv --kv-budget --speculate --stats --debug",
     "list": "--json --debug",
     "show": "model --json --debug",
     "doctor": "--json --debug",

@@ -143,6 +143,9 @@ def test_engine_flags_reach_the_engine(moechat):
     assert moechat.engine.settings["gpu_memory_bytes"] == 3 << 29
     moechat("run", "mini", "--gpu-prefill-tokens", "0", "q")
     assert moechat.engine.settings["gpu_prefill_tokens"] == 0
+    for text, value in (("0", 0), ("12", 12), ("auto", "auto")):
+        moechat("run", "mini", "--gpu-experts", text, "q")
+        assert moechat.engine.settings["gpu_experts"] == value
     moechat("run", "mini", "q")
     assert moechat.engine.settings["speculate"] is False
 
@@ -158,6 +161,8 @@ def test_engine_flags_reach_the_engine(moechat):
         ("--gpu-memory", "20gb"),
         ("--gpu-prefill-tokens", "-1"),
         ("--gpu-decode", "yes"),
+        ("--gpu-experts", "-1"),
+        ("--gpu-experts", "all"),
         ("--gpu-prefill-tokens", "1e3"),
         ("--temperature", "-1"),
         ("--temperature", "nan"),
