@@ -6,7 +6,8 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
-from moechat.errors import BadParameter, DeviceUnavailable
+from moechat.engine.device_names import named_gpus
+from moechat.errors import DeviceUnavailable
 
 _INSTALL = "Install it: pip install 'moechat[gpu]'"
 
@@ -29,14 +30,12 @@ def torch_devices(device: str) -> Sequence[str]:
     count = torch.cuda.device_count()
     if device == "cuda:all":
         return [f"cuda:{number}" for number in range(count)]
-    names = ["cuda:0"] if device in ("auto", "cuda") else device.split(",")
+    names = named_gpus(device) or ["cuda:0"]
     for name in names:
         if int(name.partition(":")[2]) >= count:
             raise DeviceUnavailable(
                 f"there is no {name}", f"this machine has {count}, counted from cuda:0"
             )
-    if len(set(names)) < len(names):
-        raise BadParameter(f"device {device[:40]!a} names one twice")
     return names
 
 

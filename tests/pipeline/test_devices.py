@@ -40,6 +40,14 @@ def test_other_names_are_refused(device, open_engine):
         open_engine(MINI, device=device)
 
 
+@pytest.mark.parametrize("device", ["cuda:0,cuda:0", "cuda:0,cuda:1,cuda:00"])
+def test_a_gpu_named_twice_is_refused_before_anything_is_loaded(device, open_engine, monkeypatch):
+    monkeypatch.setattr(engine_module, "load_model", None)
+    monkeypatch.setattr(engine_module, "open_gpus", None)
+    with pytest.raises(BadParameter, match="every GPU once"):
+        open_engine(MINI, device=device)
+
+
 @pytest.mark.parametrize(
     ("device", "names"),
     [
@@ -47,6 +55,7 @@ def test_other_names_are_refused(device, open_engine):
         ("cuda", ["cuda:0"]),
         ("cuda:1", ["cuda:1"]),
         ("cuda:1,cuda:0", ["cuda:1", "cuda:0"]),
+        ("cuda:01", ["cuda:1"]),
         ("cuda:all", ["cuda:0", "cuda:1"]),
     ],
 )
@@ -68,8 +77,6 @@ def test_what_is_missing_is_named(monkeypatch):
     fake_torch(monkeypatch, count=1)
     with pytest.raises(DeviceUnavailable, match="no cuda:1: this machine has 1"):
         devices.torch_devices("cuda:0,cuda:1")
-    with pytest.raises(BadParameter, match="twice"):
-        devices.torch_devices("cuda:0,cuda:0")
 
 
 def test_auto_is_the_cpu_where_no_gpu_is(open_engine, monkeypatch):
