@@ -15,7 +15,7 @@ from moechat import _native
 from moechat.decode.worker import DecodeWorker
 from moechat.engine import admission, flow
 from moechat.engine.device_names import check_device, wants_gpu
-from moechat.engine.gpus import Gpus, open_gpus
+from moechat.engine.gpus import Gpus, check_decode, open_gpus
 from moechat.engine.kv_choice import choose_policy, named_policy
 from moechat.engine.loading import choose_instruction_set, load_model
 from moechat.engine.model_files import ModelFiles
@@ -82,12 +82,8 @@ class Engine:
         check_device(device)
         wanted = wants_gpu(device)
         _choice("gpu_decode", gpu_decode, ("auto", "on", "off"))
-        if gpu_decode == "on" and not wanted:
-            raise BadParameter(
-                "gpu_decode cannot be 'on'",
-                "there is no GPU, or the device is the CPU",
-                "Leave it out, or name a GPU: --device cuda",
-            )
+        if gpu_decode == "on":
+            check_decode(device, wanted, speculate)
         _at_least("gpu_memory_bytes", gpu_memory_bytes, 1)
         _at_least("gpu_prefill_tokens", gpu_prefill_tokens, 0)
         self.model = load_model(path, compute, speculate=speculate, keep_tensors=wanted)
@@ -122,7 +118,7 @@ class Engine:
                 compute=compute,
                 memory_bytes=gpu_memory_bytes,
                 context_tokens=self.context_tokens,
-                decode=gpu_decode,
+                decode="off" if speculate else gpu_decode,  # drafts are the CPU's
             )
         self.decode = DecodeWorker(self.model.native, pool, channel_packets)
         if gpus.decode is not None:
@@ -186,8 +182,8 @@ class Engine:
         small. Weights stream through ``gpu_memory_bytes`` of each GPU, by default what is free.
         Prompts of ``gpu_prefill_tokens`` new tokens or more go there; None: those that take less
         time there, as far as that was measured. ``gpu_decode`` "on" has the first GPU make decode's
-        steps but for the routed experts, "auto" where it has room for all their other weights. A
-        cancelled one is kept for the same prompt in
+        steps but for the routed experts, "auto" where it has room for all their other weights, but
+        without ``speculate``. A cancelled prompt is kept, for the same one to go on, in
         ``suspended_bytes`` of host memory, by default a 16th of what is free and 8 GiB at most.
 
         Raises ModelNotFound, CheckpointDamaged, ArchitectureUnsupported, BadParameter, DoesNotFit,

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from moechat import _native
 from moechat.engine.devices import torch_devices
+from moechat.engine.gpu_room import GpuRoom
 from moechat.engine.loading import LoadedModel
 from moechat.errors import BadParameter, DeviceUnavailable, DoesNotFit
-from moechat.sizes import size_text
 
 if TYPE_CHECKING:
     from moechat.decode.gpu.hybrid_loop import HybridDecode
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 # Below that the CPU has read most prompts before torch is imported.
 SMALL_MODEL_BYTES = 4 << 30
-# Of a GPU's memory: for copies of KV caches, and what "auto" gives decode with its weights at most.
-_KV_SHARE, _DECODE_SHARE = 8, 2
+_NO_DECODE = "answers cannot be written on a GPU, as --gpu-decode on asks for"
+_LEAVE_OUT = "Without it the CPU does everything; `moechat doctor` tells what is here"
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,24 @@ class Gpus:
             self.prefill.close()
 
 
+def check_decode(device: str, wanted: bool, speculate: bool) -> None:
+    """Raise what keeps decode off every GPU, as far as that is known before torch is there."""
+    if device == "cpu":
+        raise BadParameter(
+            "gpu_decode cannot be 'on'",
+            "the device is the CPU",
+            "Leave it out, or name a GPU: --device cuda",
+        )
+    if speculate:
+        raise BadParameter(
+            "gpu_decode cannot be 'on'",
+            "speculation is the CPU's",
+            "Leave out --gpu-decode on or --speculate",
+        )
+    if not wanted:
+        raise DeviceUnavailable(_NO_DECODE, "there is no GPU", _LEAVE_OUT)
+
+
 def open_gpus(
     device: str,
     model: LoadedModel,
@@ -47,7 +65,8 @@ def open_gpus(
 ) -> Gpus:
     """What works on ``device``; "auto" is content with the CPU.
 
-    ``decode``: whether its steps do, too; "auto" where their weights leave half of the memory.
+    ``decode``: whether its steps do, too; "auto" where their weights leave half of the memory, and
+    never on torch's CPU device; "on" is an error where it cannot be.
     Raises DeviceUnavailable, DoesNotFit, and BadParameter for weights that cannot be streamed yet.
     """
     automatic = device == "auto"
@@ -56,17 +75,28 @@ def open_gpus(
     try:
         names = torch_devices(device)
         from moechat.prefill.gpu.gpu_prefill import GpuPrefill
-        from moechat.prefill.gpu.stream_plan import free_memory_bytes
 
-        memory = free_memory_bytes(names) if memory_bytes is None else memory_bytes
-        steps, taken_bytes = _open_decode(decode, names[0], model, pool, compute, memory)
+        room = GpuRoom.of(
+            names,
+            model,
+            compute=compute,
+            memory_bytes=memory_bytes,
+            context_tokens=context_tokens,
+        )
+        # torch's own CPU device is there for tests: the native kernels decode many times faster.
+        steps_too = decode == "on" or (decode == "auto" and names[0] != "cpu" and room.is_ample())
+        room.check(decode=steps_too)
+        steps = _open_decode(decode, names[0], model, pool, compute, room) if steps_too else None
+        memory = room.memory_bytes
+        if memory is not None and steps is not None:
+            memory -= steps.weights.num_bytes + (room.kv_bytes or 0)
         try:
             prompts = GpuPrefill(
                 model.spec,
                 model.tensors,
                 names,
                 compute=compute,
-                memory_bytes=None if memory is None else memory - taken_bytes,
+                memory_bytes=memory,
                 context_tokens=context_tokens,
                 warm=not automatic,
             )
@@ -75,9 +105,12 @@ def open_gpus(
                 steps.close()
             raise
     except (DeviceUnavailable, DoesNotFit, BadParameter) as error:
-        if not automatic:
+        if not automatic or (decode == "on" and isinstance(error, DoesNotFit)):
             raise
-        return Gpus(notice=f"prompts are read by the CPU: {error.message}")
+        if decode == "on":
+            raise type(error)(_NO_DECODE, f"{error.what}: {error.why}", _LEAVE_OUT) from None
+        what = "prompts are read" if decode == "off" else "prompts are read and answers written"
+        return Gpus(notice=f"{what} by the CPU: {error.message}")
     return Gpus(prompts, steps)
 
 
@@ -87,50 +120,25 @@ def _open_decode(
     model: LoadedModel,
     pool: _native.ThreadPool,
     compute: str,
-    memory_bytes: int | None,
-) -> tuple[HybridDecode | None, int]:
-    """What makes decode's steps, and the memory that it takes."""
-    if wanted == "off" or (wanted == "auto" and memory_bytes is None):
-        return None, 0
-    kv_bytes = None if memory_bytes is None else memory_bytes // _KV_SHARE
-    if memory_bytes is not None and kv_bytes is not None:
-        needed = _resident_bytes(model) + kv_bytes
-        if wanted == "auto" and needed > memory_bytes // _DECODE_SHARE:
-            return None, 0
-        if needed > memory_bytes:
-            raise DoesNotFit(
-                "decoding on the GPU does not fit its memory",
-                f"{size_text(needed)} are needed, and {size_text(memory_bytes)} are there",
-                "Leave it to the CPU: --gpu-decode off",
-            )
+    room: GpuRoom,
+) -> HybridDecode | None:
+    """What makes decode's steps."""
     from moechat.decode.gpu.hybrid_loop import HybridDecode
 
     try:
-        steps = HybridDecode(
+        return HybridDecode(
             model.spec,
             model.tensors,
             model.native,
             pool,
             device=device,
             compute=compute,
-            kv_limit_bytes=kv_bytes,
+            kv_limit_bytes=room.kv_bytes,
         )
     except BadParameter:  # of a format that decode's kernels do not read
         if wanted == "on":
             raise
-        return None, 0
-    return steps, steps.weights.num_bytes + (kv_bytes or 0)
-
-
-def _resident_bytes(model: LoadedModel) -> int:
-    """Of all that is no routed expert and no embedding."""
-    return sum(
-        part.array.nbytes
-        for tensor in model.tensors
-        if ".experts." not in tensor.spec.role and tensor.spec.role != "embedding"
-        for part in (tensor.data, tensor.scale, tensor.zeros)
-        if part is not None
-    )
+        return None
 
 
 def _weight_bytes(model: LoadedModel) -> int:

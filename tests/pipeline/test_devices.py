@@ -97,6 +97,28 @@ def test_auto_tells_why_a_gpu_is_not_used(open_engine, monkeypatch):
     assert "read by the CPU: there is no GPU" in engine.notice
 
 
+def test_decode_on_a_gpu_is_an_error_where_it_cannot_be(open_engine, monkeypatch):
+    monkeypatch.setattr(device_names, "has_gpu_file", lambda: False)
+    with pytest.raises(DeviceUnavailable, match=r"--gpu-decode on.*there is no GPU.*doctor"):
+        open_engine(MINI, device="auto", gpu_decode="on")
+    monkeypatch.setattr(device_names, "has_gpu_file", lambda: True)
+    for count, built, text in ((None, True, "without torch"), (0, False, "without CUDA")):
+        with monkeypatch.context() as patch:
+            fake_torch(patch, count=count, built=built)
+            with pytest.raises(DeviceUnavailable, match=f"--gpu-decode on.*{text}.*doctor"):
+                open_engine(MINI, device="auto", gpu_decode="on")
+    with pytest.raises(BadParameter, match="speculation is the CPU's"):
+        open_engine(MINI, device="cuda", gpu_decode="on", speculate=True)
+
+
+def test_auto_tells_that_the_cpu_decodes_too(open_engine, monkeypatch):
+    monkeypatch.setattr(device_names, "has_gpu_file", lambda: True)
+    monkeypatch.setattr(gpus, "SMALL_MODEL_BYTES", 0)
+    fake_torch(monkeypatch, count=0)
+    engine = open_engine(MINI, device="auto", gpu_decode="auto")
+    assert "prompts are read and answers written by the CPU: there is no GPU" in engine.notice
+
+
 def test_numbers_out_of_range_are_refused(open_engine):
     with pytest.raises(BadParameter, match="gpu_prefill_tokens cannot be -1"):
         open_engine(MINI, gpu_prefill_tokens=-1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import threading
 import time
 import weakref
@@ -310,8 +311,21 @@ def test_decode_may_step_there_too(memory_bytes, open_engine, open_streamed):
     assert isinstance(engine.decode.device, loop.HybridDecode)
     assert answer(engine.session(), PROMPT)[0] == want
     assert open_streamed(MINI, **settings).decode.device is None
+    # On torch's CPU device only where it is asked for, however much memory there is.
+    assert open_streamed(MINI, gpu_decode="auto", **settings).decode.device is None
+
+
+@pytest.mark.parametrize("decode", ["off", "on"])
+@pytest.mark.parametrize("compute", ["bf16", "exact"])
+def test_memory_that_is_said_to_be_enough_is_enough(decode, compute, open_streamed):
+    settings = {"gpu_decode": decode, "compute": compute}
+    with pytest.raises(DoesNotFit) as caught:
+        open_streamed(MINI, gpu_memory_bytes=1_000_000, **settings)
+    enough = int(re.search(r"--gpu-memory (\d+)MB is enough", caught.value.next_step)[1])
+    engine = open_streamed(MINI, gpu_memory_bytes=enough * 10**6, **settings)
+    assert len(answer(engine.session(), PROMPT)[0]) == 8
     with pytest.raises(DoesNotFit):
-        open_streamed(MINI, gpu_decode="on", gpu_memory_bytes=1_000_000)
+        open_streamed(MINI, gpu_memory_bytes=(enough - 2) * 10**6, **settings)
 
 
 def test_an_error_of_the_device_is_told_and_survived(open_streamed, monkeypatch):
