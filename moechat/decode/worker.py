@@ -6,7 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,7 @@ class DecodeEnd:
     started_seconds: float = 0.0
     num_drafted: int = 0  # drafts that were verified
     num_accepted: int = 0
+    device: str = ""  # that made the steps, or several in order
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class _Running:
     start: DecodeStart
     generation: _native.Generation
     started_seconds: float
+    devices: dict[str, None] = field(default_factory=dict)  # that have stepped it, in order
 
 
 @dataclass(frozen=True)
@@ -207,18 +209,27 @@ class DecodeWorker:
                 for running in self._running
             ]
             try:
-                return self.device.generate(members, self._interrupt, max_steps)
+                steps = self.device.generate(members, self._interrupt, max_steps)
+                return self._stepped(self.device.name, steps)
             except DoesNotFit:
                 pass  # the caches have outgrown the device; the CPU's are whole
         generations = [running.generation for running in self._running]
-        step = self._step
-        return _native.generate(step.native, step.model, generations, self._interrupt, max_steps)
+        native, model = self._step.native, self._step.model
+        steps = _native.generate(native, model, generations, self._interrupt, max_steps)
+        return self._stepped("cpu", steps)
+
+    def _stepped(self, device: str, steps: int) -> int:
+        if steps:
+            for running in self._running:
+                running.devices[device] = None
+        return steps
 
     @staticmethod
     def _finish(running: _Running, reason: str, error: Exception | None) -> None:
         running.start.queue.close()
         counts = (running.generation.num_drafted, running.generation.num_accepted)
-        running.start.done(DecodeEnd(reason, running.started_seconds, *counts), error)
+        device = ", ".join(running.devices)
+        running.start.done(DecodeEnd(reason, running.started_seconds, *counts, device), error)
 
     def _handle(self, message: KVPacket | Control) -> None:
         match message:

@@ -152,6 +152,8 @@ def _prefilled(stats: TurnStats, result: PrefillResult) -> TurnStats:
         prefill_wait_seconds=result.wait_seconds,
         prefill_attention=result.attention,
         prefill_resumed_layers=result.resumed_layers,
+        prefill_layers=result.num_layers,
+        prefill_layers_done=result.layers_done,
     )
 
 
@@ -190,14 +192,19 @@ def _prefill(
         return
 
     inbox, cached = handle.inbox, len(session.cache)
+    so_far = PrefillResult()
 
     def prefilled(result: PrefillResult) -> Control:
         inbox.put(result)
         return then
 
     def failed(error: Exception | None) -> Control:
+        def dropped() -> None:
+            inbox.put(so_far)
+            inbox.put(Failed(error))
+
         # The message drops what has arrived so far; only then may the session go on.
-        return Truncate(session.cache, cached, lambda: inbox.put(Failed(error)))
+        return Truncate(session.cache, cached, dropped)
 
     engine.prefill.submit(
         PrefillJob(
@@ -211,6 +218,7 @@ def _prefill(
             arrived=lambda then: Call(lambda: None, lambda _result, _error: then()),
             logits_from=logits_from,
             next_id=next_id,
+            result=so_far,
         )
     )
 
@@ -319,6 +327,7 @@ def _generate_events(
             first_token_seconds=token_seconds[0] - submitted_seconds if token_seconds else 0.0,
             drafted=decoded.num_drafted,
             accepted=decoded.num_accepted,
+            decode_device=decoded.device,
         )
         session.last_stats = stats
     held_back = answer.flush()

@@ -51,6 +51,8 @@ class Passes:
         finally:
             flushed = self._packets.flush()  # what comes next must stay behind these
         job.result.seconds = time.perf_counter() - run.started
+        if not complete and any(part.device.pass_bytes for part in run.parts):
+            job.result.compute_seconds = 0.0  # the waits in it are not known
         return complete and flushed
 
     def close(self) -> None:
@@ -86,6 +88,7 @@ class Passes:
         kept = self._shelf.take(job, device)
         keeps = whole and device.resumable and self._shelf.has_room(self._spec, job)
         started = time.perf_counter()
+        job.result.device = device.name
         if kept is None:
             span = device.span(cache, ids)
         else:
@@ -112,7 +115,7 @@ class Passes:
             return False
         if not job.result.resumed_layers:
             self._choice.measured(device, len(ids), time.perf_counter() - started)
-        _count(job, device.name, span)
+        _count(job, span)
         return True
 
     def _keep(
@@ -194,20 +197,22 @@ class _Run:
         self.part = 0
         self.logits: list[NDArray[np.float32]] = []
         self.started = time.perf_counter()
+        job.result.num_layers = job.cache.num_layers * len(parts)
 
     def layer_done(self, part: Part, layer: int) -> None:
         """Tell the progress."""
-        num_layers = self.job.cache.num_layers
-        done = self.part * num_layers + layer + 1
+        num_layers, result = self.job.cache.num_layers, self.job.result
+        done = result.layers_done = self.part * num_layers + layer + 1
         seconds = time.perf_counter() - self.started
-        streamed = part.device.pass_bytes * done / num_layers
+        streamed = part.device.pass_bytes * max(done - result.resumed_layers, 0) / num_layers
         self.job.progress(
             PrefillProgress(
                 layers_done=done,
-                num_layers=num_layers * len(self.parts),
+                num_layers=result.num_layers,
                 tokens=len(self.job.ids),
                 seconds=seconds,
                 stream_bytes_per_second=streamed / seconds if seconds else 0.0,
+                resumed_layers=result.resumed_layers,
             )
         )
 
@@ -226,9 +231,8 @@ def _layers(
             return
 
 
-def _count(job: PrefillJob, device: str, span: PrefillSpan) -> None:
+def _count(job: PrefillJob, span: PrefillSpan) -> None:
     figures, result = span.figures(), job.result
-    result.device = device
     result.streamed_bytes += figures.streamed_bytes
     result.stream_seconds += figures.stream_seconds
     result.wait_seconds += figures.wait_seconds

@@ -13,9 +13,12 @@ import pytest
 from oracles import MINI, expected
 
 from moechat import SamplingParams
+from moechat.engine.conversation import Conversation
 from moechat.errors import DeviceUnavailable, DoesNotFit
 from moechat.events import PrefillProgress
+from moechat.prefill.cpu import CpuPrefill
 from moechat.prefill.suspended import Shelf
+from moechat.terminal.stats_text import stats_rows
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'moechat[gpu]'")
 
@@ -153,9 +156,9 @@ def slots_of(session):
     return [cache.read(layer, 0, count) for layer in range(cache.num_layers)]
 
 
-def stop_after(patch, layers):
-    """Let so many layers of streamed prefills pass, and hold the next until it is cancelled."""
-    run_layer, passed = GpuSpan.run_layer, []
+def stop_after(patch, layers, kind=GpuSpan):
+    """Let so many layers of prefills pass, and hold the next until it is cancelled."""
+    run_layer, passed = kind.run_layer, []
 
     def held(span, cancel, window=0):
         while len(passed) >= layers and not cancel.raised:
@@ -163,7 +166,7 @@ def stop_after(patch, layers):
         passed.append(span)
         return run_layer(span, cancel, window)
 
-    patch.setattr(GpuSpan, "run_layer", held)
+    patch.setattr(kind, "run_layer", held)
 
 
 @pytest.mark.parametrize("prefix", [0, 40])
@@ -183,6 +186,62 @@ def test_a_cancelled_prompt_goes_on_where_it_was_cut(layers, prefix, open_stream
     assert events[-1].stats.prefill_resumed_layers == layers
     for ours, theirs in zip(slots_of(session), slots_of(whole), strict=True):
         assert (ours == theirs).all()
+
+
+@pytest.mark.parametrize("device", ["cpu", "torch-cpu"])
+def test_a_cut_prompt_says_how_far_it_came(device, open_streamed, monkeypatch):
+    kind = CpuPrefill if device == "cpu" else GpuSpan
+    session = open_streamed(MINI, device=device).session()
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2, kind)
+        cancelled_after(session, PROMPT, 2)
+    stats = session.last_stats
+    assert (stats.prefill_layers_done, stats.prefill_layers) == (2, 6)
+    assert stats.prefill_device == device and stats.prefill_seconds > 0
+    assert stats.prefill_tokens_per_second == 0 and not stats.prefill_is_complete
+    # What waiting for weights took of it is not known.
+    assert (stats.prefill_compute_seconds > 0) == (device == "cpu")
+    assert stats.decode_device == "" and stats.decode_tokens == 0
+    stats = answer(session, PROMPT)[1][-1].stats
+    assert stats.prefill_layers_done == stats.prefill_layers == 6 and stats.prefill_is_complete
+    assert stats.decode_device == "cpu"
+
+
+def test_a_cut_extend_says_how_far_it_came(open_streamed, monkeypatch):
+    engine = open_streamed(MINI)
+    engine.prefill_choice.gpu.max_tokens = 40
+    session = engine.session()
+    run_layer, passed = GpuSpan.run_layer, []
+
+    def cut_at_the_ninth(span, cancel, window=0):
+        passed.append(span)
+        if len(passed) == 9:
+            session.cancel()
+        return run_layer(span, cancel, window)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GpuSpan, "run_layer", cut_at_the_ninth)
+        assert session.extend(PROMPT, logits="all") is None
+    stats = session.last_stats
+    assert (stats.prefill_layers_done, stats.prefill_layers) == (8, 12)  # in two parts
+
+
+def test_a_chat_names_a_prompt_that_goes_on(open_streamed, monkeypatch):
+    conversation = Conversation(open_streamed(MINI))
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3)
+        for event in conversation.ask("What is the capital of Norway?", GREEDY):
+            if isinstance(event, PrefillProgress) and event.layers_done == 3:
+                conversation.cancel()
+    (prompt, *_) = stats_rows(event)
+    assert "interrupted at layer 3 of 6 after" in prompt[1] and "tok/s" not in prompt[1]
+    events = list(conversation.ask("What is the capital of Norway?", GREEDY))
+    (prompt, *_) = stats_rows(events[-1])
+    assert "resumed at layer 3 of 6, " in prompt[1] and "tok/s" not in prompt[1]
+    progress = [event for event in events if isinstance(event, PrefillProgress)]
+    assert {event.resumed_layers for event in progress} == {3}
+    # What did not cross in this pass has no rate.
+    assert [event.stream_bytes_per_second > 0 for event in progress] == [False] * 3 + [True] * 3
 
 
 def test_a_resumed_prompt_can_be_cancelled_once_more(open_streamed, monkeypatch):
@@ -309,7 +368,8 @@ def test_decode_may_step_there_too(memory_bytes, open_engine, open_streamed):
     settings = {"compute": "exact", "gpu_memory_bytes": memory_bytes}
     engine = open_streamed(MINI, gpu_decode="on", **settings)
     assert isinstance(engine.decode.device, loop.HybridDecode)
-    assert answer(engine.session(), PROMPT)[0] == want
+    got, events = answer(engine.session(), PROMPT)
+    assert got == want and events[-1].stats.decode_device == "torch-cpu"
     assert open_streamed(MINI, **settings).decode.device is None
     # On torch's CPU device only where it is asked for, however much memory there is.
     assert open_streamed(MINI, gpu_decode="auto", **settings).decode.device is None

@@ -59,6 +59,7 @@ class HybridDecode:
         gpu_experts: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
         self._device = torch.device(device)
+        self.name = "torch-cpu" if self._device.type == "cpu" else str(device)
         self.weights = ResidentWeights(spec, tensors, device=self._device, compute=compute)
         windows = [layer.window for layer in spec.layers]
         dtype = torch.float32 if compute == "exact" else torch.bfloat16
