@@ -37,6 +37,12 @@ class DeviceChoice:
         self._cpu_tokens_per_second = 0.0
         self._gpu_seconds: dict[int, float] = {}  # of a pass, by the tokens' number of bits
         self._gpu_is_warm = False
+        self._used: dict[str, None] = {}
+
+    @property
+    def names_used(self) -> str:
+        """The devices that have read prompts to their end, first come first; "" for none."""
+        return ", ".join(self._used)
 
     @property
     def threshold_tokens(self) -> int | None:
@@ -62,6 +68,7 @@ class DeviceChoice:
 
     def measured(self, device: PrefillDevice, num_tokens: int, seconds: float) -> None:
         """A span of so many tokens took so long."""
+        self._used[device.name] = None
         if seconds <= 0:
             return
         if device is self.gpu:
