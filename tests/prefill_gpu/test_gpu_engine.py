@@ -233,9 +233,11 @@ def test_a_chat_names_a_prompt_that_goes_on(open_streamed, monkeypatch):
         for event in conversation.ask("What is the capital of Norway?", GREEDY):
             if isinstance(event, PrefillProgress) and event.layers_done == 3:
                 conversation.cancel()
+    assert conversation.used_tokens == 0  # the message was taken back
     (prompt, *_) = stats_rows(event)
     assert "interrupted at layer 3 of 6 after" in prompt[1] and "tok/s" not in prompt[1]
     events = list(conversation.ask("What is the capital of Norway?", GREEDY))
+    assert conversation.used_tokens == event.stats.new_prompt_tokens + 8
     (prompt, *_) = stats_rows(events[-1])
     assert "resumed at layer 3 of 6, " in prompt[1] and "tok/s" not in prompt[1]
     progress = [event for event in events if isinstance(event, PrefillProgress)]
