@@ -12,7 +12,7 @@ FinishReason = Literal["stop", "length", "context", "cancelled"]
 class TurnStats:
     """Counters of one answer. Seconds are wall time."""
 
-    new_prompt_tokens: int = 0  # prefilled for this answer
+    new_prompt_tokens: int = 0  # to be prefilled for this answer; see prefill_is_complete
     cached_prompt_tokens: int = 0  # already in the KV cache
     prefill_seconds: float = 0.0
     first_token_seconds: float = 0.0  # from the request to the first sampled token
@@ -32,16 +32,28 @@ class TurnStats:
     prefill_device: str = ""  # that read the prompt; "" when nothing was prefilled
     prefill_streamed_bytes: int = 0  # weights that crossed to it
     prefill_stream_seconds: float = 0.0  # their copies, which run beside computing
-    prefill_compute_seconds: float = 0.0  # of the layers, less the waits for weights
+    # Of the layers, less the waits for weights; these three are known of complete prefills only.
+    prefill_compute_seconds: float = 0.0
     prefill_wait_seconds: float = 0.0
     prefill_attention: str = ""  # the kernels that did it on a GPU
     prefill_resumed_layers: int = 0  # that a cancelled prefill of the same prompt had computed
+    prefill_layers: int = 0  # that the prompt goes through, of all parts; 0: nothing was prefilled
+    prefill_layers_done: int = 0  # of them, those of before included
     gpu_experts: int = 0  # routed experts of a layer that decode's GPU held at the end, on average
+    decode_device: str = ""  # that made the steps; "cuda:0, cpu" when the second one went on
+
+    @property
+    def prefill_is_complete(self) -> bool:
+        """Whether no layer is missing: a prefill that is cut leaves nothing in the cache."""
+        return self.prefill_layers_done == self.prefill_layers
 
     @property
     def prefill_tokens_per_second(self) -> float:
-        """New prompt tokens over prefill time; 0 when nothing was prefilled."""
-        return self.new_prompt_tokens / self.prefill_seconds if self.prefill_seconds else 0.0
+        """New prompt tokens over prefill time; 0 when nothing, or only a part, was prefilled."""
+        whole = self.prefill_is_complete and not self.prefill_resumed_layers
+        return (
+            self.new_prompt_tokens / self.prefill_seconds if self.prefill_seconds and whole else 0.0
+        )
 
     @property
     def decode_tokens_per_second(self) -> float:
@@ -75,7 +87,7 @@ class PrefillProgress(Event):
     tokens: int  # tokens being prefilled
     seconds: float  # since the prefill began
     stream_bytes_per_second: float = 0.0  # of weights, to a GPU
-    resumed_layers: int = 0  # of those done what a cancelled prefill had computed, in no time
+    resumed_layers: int = 0  # that a cancelled prefill of the same prompt had computed, in no time
 
 
 @dataclass(frozen=True)

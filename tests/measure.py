@@ -7,6 +7,7 @@ busy. Process-level figures use the moechat that this Python would run.
 
 from __future__ import annotations
 
+import argparse
 import os
 import pty
 import re
@@ -185,10 +186,20 @@ MEASUREMENTS: dict[str, Callable[[], None]] = {
     function.__name__: function for function in (start, speed, memory, gemv, idle, busy)
 }
 
-if __name__ == "__main__":
-    if len(sys.argv) == 1:
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="name", help=" ".join(MEASUREMENTS))
+    names = parser.parse_args().names
+    if unknown := [name for name in names if name not in MEASUREMENTS]:
+        parser.error(f"{unknown[0]!a} is none of {' '.join(MEASUREMENTS)}")
+    if not names:
         # Each in a process of its own: memory is measured from a clean start.
         for name in MEASUREMENTS:
             subprocess.run([sys.executable, __file__, name], check=True)
-    for name in sys.argv[1:]:
+    for name in names:
         MEASUREMENTS[name]()
+
+
+if __name__ == "__main__":
+    main()

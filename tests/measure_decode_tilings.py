@@ -5,6 +5,7 @@ Times of many tilings at DeepSeek-V3's shapes, then of each kernel of a layer. O
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from collections.abc import Callable
@@ -133,10 +134,17 @@ def profile(layers: list[Layer]) -> None:
 
 
 def main() -> None:
-    if len(sys.argv) > 1:  # compile the kernels of a share, no more
-        sweep([Layer(0)], slice(int(sys.argv[1]), None, SHARES))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--warm", type=int, metavar="SHARE", help="compile the kernels of one share, no more"
+    )
+    chosen = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("torch sees no GPU here: the kernels run on one")
+    if chosen.warm is not None:
+        sweep([Layer(0)], slice(chosen.warm, None, SHARES))
         return
-    command = [sys.executable, __file__]
+    command = [sys.executable, __file__, "--warm"]
     warmers = [
         subprocess.Popen([*command, str(share)], stdout=subprocess.DEVNULL)
         for share in range(SHARES)

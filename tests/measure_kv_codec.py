@@ -7,6 +7,7 @@ checksum.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -77,7 +78,8 @@ def measure(layout: KVLayout, centre_keys: bool) -> dict[str, float]:
     return rates(actions, rows.nbytes)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     for isa in _native.supported_instruction_sets():
         if isa in ("amx", "avx512bf16"):
             continue  # the codec of avx512
@@ -87,3 +89,7 @@ if __name__ == "__main__":
                 print(f"{isa}, {name}, {'centred' if centre_keys else 'plain'}: GB/s of BF16")
                 for action, rate in measure(layout, centre_keys).items():
                     print(f"  {action:24} {rate:7.2f}")
+
+
+if __name__ == "__main__":
+    main()

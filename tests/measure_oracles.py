@@ -7,7 +7,7 @@ sizes. Needs torch, the native module, and the repository.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from dataclasses import dataclass
 
 import numpy as np
@@ -113,10 +113,13 @@ def check(name: str, device: str) -> str:
 
 
 def main() -> None:
-    device = sys.argv[1] if len(sys.argv) > 1 else "cuda"
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("device", nargs="?", default="cuda", help="torch's name of it")
+    parser.add_argument("names", nargs="?", help="folders, with commas; all if left out")
+    chosen = parser.parse_args()
+    device = chosen.device
     torch.set_num_threads(1)
-    names = sys.argv[2].split(",") if len(sys.argv) > 2 else ORACLE_NAMES
-    for name in names:
+    for name in chosen.names.split(",") if chosen.names else ORACLE_NAMES:
         try:
             print(f"{name}: {check(name, device)}", flush=True)
         except MoechatError as error:

@@ -1,6 +1,6 @@
 """From settings to output, whoever parsed the command line: progress, Ctrl-C, JSON, text, picture.
 
-Text and JSON go to stdout, progress to stderr when that is a terminal.
+Text and JSON go to stdout, progress to stderr.
 """
 
 from __future__ import annotations

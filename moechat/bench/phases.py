@@ -1,4 +1,7 @@
-"""Where the time of a burst goes: its phases, and how evenly the threads shared their tasks."""
+"""Where the time of a burst goes: its phases, and how evenly the threads shared their tasks.
+
+What a GPU reads passes by the threads: of it there is what the prefill counted itself.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Any
 
 from moechat import _native
 from moechat.bench.bursts import Work, rounded
+from moechat.events import TurnStats
 
 
 def phase_rows(
@@ -37,6 +41,28 @@ def phase_rows(
         }
         for phase in phases
         if phase["busy_seconds"] > 0 or phase["open_seconds"] > 0
+    ]
+
+
+def device_phase_rows(stats: TurnStats, unit: str) -> list[dict[str, Any]]:
+    """The same of one prompt that a GPU read: its layers, and the waits for weights.
+
+    Nothing is told of tasks. The copies run beside both.
+    """
+    phases = (
+        (f"layers on {stats.prefill_device}", stats.prefill_compute_seconds),
+        ("waiting for weights", stats.prefill_wait_seconds),
+    )
+    return [
+        {
+            "phase": phase,
+            f"tasks_per_{unit}": None,
+            f"ms_per_{unit}": rounded(seconds * 1e3),
+            f"open_ms_per_{unit}": None,
+            "share_of_time": rounded(seconds / stats.prefill_seconds),
+            "imbalance": None,
+        }
+        for phase, seconds in phases
     ]
 
 

@@ -13,23 +13,24 @@ from moechat.terminal_size import fold_words, terminal_size
 
 _REFRESH_SECONDS = 0.1
 _TICK_SECONDS = 1.0
+_PLAIN_SECONDS = 20.0  # from one line to the next where stderr is no terminal
 
 Show = Callable[[str], None]  # puts a line in place of what is shown
 
 
 class StatusLine:
-    """A line that is rewritten in place, on terminals only, without escape codes."""
+    """A line that is rewritten in place, without escape codes; to pipes and files it goes now and
+    then, each time as a line of its own."""
 
     def __init__(self, stderr: TextIO) -> None:
         self._stderr = stderr
         self._is_terminal = stderr.isatty()
         self._line = self._shown = ""
-        self._since = time.monotonic()
+        self._since = self._written_at = time.monotonic()
         self._lock, self._ended = threading.Lock(), threading.Event()
 
     def __enter__(self) -> StatusLine:
-        if self._is_terminal:
-            threading.Thread(target=self._tick, daemon=True).start()
+        threading.Thread(target=self._tick, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -40,18 +41,25 @@ class StatusLine:
         """A line that stays the same gets the seconds it has stood, so that nothing seems stuck."""
         while not self._ended.wait(_TICK_SECONDS):
             with self._lock:
-                seconds = int(time.monotonic() - self._since)
-                if self._line and seconds and not self._ended.is_set():
-                    self._draw(f"{self._line} ({seconds} s)")
+                now = time.monotonic()
+                seconds = int(now - self._since)
+                if not self._line.strip() or self._ended.is_set():
+                    continue
+                line = f"{self._line} ({seconds} s)" if seconds else self._line
+                if not self._is_terminal:
+                    if now - self._written_at >= _PLAIN_SECONDS:
+                        self._written_at = now
+                        self._write(line + "\n")
+                elif seconds:
+                    self._draw(line)
 
     def show(self, line: str) -> None:
         """Put ``line`` in place of what is shown; an empty one leaves the line blank."""
-        if not self._is_terminal:
-            return
         with self._lock:
             if line != self._line:
                 self._line, self._since = line, time.monotonic()
-                self._draw(line)
+                if self._is_terminal:
+                    self._draw(line)
 
     def _draw(self, line: str) -> None:
         # A line that wraps could not be erased.

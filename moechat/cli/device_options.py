@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -18,6 +19,26 @@ def device_name(text: str) -> str:
     except BadParameter as error:
         raise typer.BadParameter(f"{text[:40]!a} is no device; allowed: {error.why}") from None
     return text
+
+
+# What is of no use without a GPU, by the names that Engine.open has for it.
+_GPU_ONLY = {
+    "gpu_memory_bytes": "--gpu-memory",
+    "gpu_prefill_tokens": "--gpu-prefill-tokens",
+    "gpu_experts": "--gpu-experts",
+}
+
+
+def idle_options(settings: Mapping[str, Any], *, has_gpu: bool) -> str:
+    """Which of the options that were given do nothing, and why; "" for none.
+
+    ``settings``: those of Engine.open that were given.
+    """
+    idle = [option for name, option in _GPU_ONLY.items() if name in settings]
+    if has_gpu or not idle:
+        return ""
+    verb = "does" if len(idle) == 1 else "do"
+    return f"{' and '.join(idle)} {verb} nothing: no GPU is used (--device {settings['device']})"
 
 
 DEVICE_METAVAR = "cpu|auto|cuda[:N,...]"

@@ -58,7 +58,7 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
             text += f", {size_text(free)} of {size_text(memory)} free, compute capability "
             text += gpu["compute_capability"]
             rate = gpu["link_bytes_per_second"]
-            text += f", weights at {rate / 1e9:.1f} GB/s" if rate else ", the link was not measured"
+            text += f", weights at {size_text(rate)}/s" if rate else ", the link was not measured"
         rows.append((f"GPU {gpu['device']}" if "device" in gpu else "GPU", text))
     reader = facts["auto_device"]
     if reader == "cpu":

@@ -157,8 +157,13 @@ def start(
         try:
             if resident and engine.residency is not None and shown_stats == "line":
                 print(fold_words(engine.residency.line, sys.stderr), file=sys.stderr)
-            if notice := engine.notice:
-                print(fold_words(notice, sys.stderr), file=sys.stderr)
+            has_gpu = engine.prefill_choice.gpu is not None
+            for notice in (
+                engine.notice,
+                device_options.idle_options(settings, has_gpu=has_gpu),
+            ):
+                if notice:
+                    print(fold_words(notice, sys.stderr), file=sys.stderr)
             if settings.get("kv") == "spectrum":
                 with Interrupt():  # of its own: Ctrl-C ends the probe, not the program
                     settle_tiers(engine, budget)

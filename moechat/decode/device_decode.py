@@ -25,6 +25,8 @@ class Decoding:
 class DeviceDecode(Protocol):
     """Used by the decode thread alone."""
 
+    name: str  # for people: "cuda:0"
+
     def generate(
         self, members: Sequence[Decoding], interrupt: _native.CancelFlag, max_steps: int
     ) -> int:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,7 @@ class DecodeEnd:
     started_seconds: float = 0.0
     num_drafted: int = 0  # drafts that were verified
     num_accepted: int = 0
+    device: str = ""  # that made the steps, or several in order
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ class _Running:
     start: DecodeStart
     generation: _native.Generation
     started_seconds: float
+    devices: dict[str, None] = field(default_factory=dict)  # that have stepped it, in order
 
 
 @dataclass(frozen=True)
@@ -145,12 +148,15 @@ class DecodeWorker:
                 self._generate(max_steps=0 if all_read else 1)
         for running in self._running:
             self._finish(running, "cancelled", None)
-        if self.device is not None:
-            self.device.close()
+        try:
+            if self.device is not None:
+                with contextlib.suppress(RuntimeError):  # a failed one: whoever used it was told
+                    self.device.close()
+        finally:
             self.device = None  # its memory is free for the next engine
-        self.channel.close()
-        while message := self.channel.receive(block=False):
-            self._refuse(message)
+            self.channel.close()
+            while message := self.channel.receive(block=False):
+                self._refuse(message)
 
     def _read_channel(self) -> bool:
         """Handle what has arrived; False when, beside running generations, it took too long."""
@@ -214,14 +220,16 @@ class DecodeWorker:
         if self.device is not None and others:
             members = [Decoding(r.generation, r.start.cache, r.start.cancel) for r in others]
             try:
-                num_steps = self.device.generate(members, self._interrupt, max_steps)
+                with _noted(self.device.name, others):
+                    num_steps = self.device.generate(members, self._interrupt, max_steps)
             except DoesNotFit:
                 own = self._running  # the caches have outgrown the device; the CPU's are whole
         if own:
             step, generations = self._step, [running.generation for running in own]
-            steps = _native.generate(
-                step.native, step.model, generations, self._interrupt, max_steps
-            )
+            with _noted("cpu", own):
+                steps = _native.generate(
+                    step.native, step.model, generations, self._interrupt, max_steps
+                )
             num_steps = max(num_steps, steps)
         return num_steps
 
@@ -229,7 +237,8 @@ class DecodeWorker:
     def _finish(running: _Running, reason: str, error: Exception | None) -> None:
         running.start.queue.close()
         counts = (running.generation.num_drafted, running.generation.num_accepted)
-        running.start.done(DecodeEnd(reason, running.started_seconds, *counts), error)
+        device = ", ".join(running.devices)
+        running.start.done(DecodeEnd(reason, running.started_seconds, *counts, device), error)
 
     def _handle(self, message: KVPacket | Control) -> None:
         match message:
@@ -323,3 +332,15 @@ class DecodeWorker:
             message.done(None, error)
             return
         message.done(logits, None)
+
+
+@contextlib.contextmanager
+def _noted(device: str, running: list[_Running]) -> Iterator[None]:
+    """Who is stepped in here is stepped by ``device``, whatever ends it."""
+    positions = [each.generation.position for each in running]
+    try:
+        yield
+    finally:
+        for each, position in zip(running, positions):
+            if each.generation.position > position:
+                each.devices[device] = None

@@ -31,12 +31,16 @@ class Conversation:
         self._session = engine.session()
         self.system = system
         self.turns: list[Turn] = []
+        self._used_tokens = 0
         self._switches: ThinkingSwitches | None = None  # needs the template, which loads late
 
     @property
     def used_tokens(self) -> int:
-        """Tokens on the timeline; the very last one of a full context needs no room."""
-        return min(len(self._session), self.context_tokens)
+        """Tokens of the talk; the very last one of a full context needs no room.
+
+        Those of a message that was taken back do not count, although the timeline has them.
+        """
+        return min(self._used_tokens, self.context_tokens)
 
     @property
     def context_tokens(self) -> int:
@@ -82,12 +86,14 @@ class Conversation:
         except MoechatError:  # many templates refuse a talk without a message
             ids = []
         self._session.rewind(self._session.timeline.common_prefix(ids))
+        self._used_tokens = len(self._session)
         del self.turns[last_user:]
         return True
 
     def clear(self) -> None:
         """Forget all turns; the system text stays."""
         self.turns.clear()
+        self._used_tokens = 0
         self._session.rewind(0)
 
     def set_system(self, text: str) -> None:
@@ -181,6 +187,7 @@ class Conversation:
                 thought = "".join(reasoning)
                 answer = Turn("assistant", "".join(text), tuple(ids), thought, parts)
                 self.turns = [*turns, answer]
+                self._used_tokens = len(self._session)
 
     def _drop_end_token(self, ids: list[int]) -> None:
         if ids and ids[-1] in self._engine.end_ids:

@@ -19,6 +19,17 @@ def check_device(text: str) -> None:
             f"device cannot be {text[:40]!a}",
             "cpu, auto, cuda, cuda:all, or numbers as in cuda:0,cuda:1",
         )
+    names = named_gpus(text)
+    if len(set(names)) < len(names):
+        raise BadParameter(f"device cannot be {text[:40]!a}", "every GPU once, as in cuda:0,cuda:1")
+
+
+def named_gpus(device: str) -> list[str]:
+    """The GPUs that ``device`` has by number, as torch calls them: "cuda:00" is cuda:0."""
+    parts = (part.partition(":") for part in device.split(","))
+    return [
+        f"cuda:{int(number)}" for name, _, number in parts if name == "cuda" and number.isdigit()
+    ]
 
 
 def has_gpu_file() -> bool:

@@ -8,7 +8,8 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from moechat.errors import BadParameter, DeviceUnavailable
+from moechat.engine.device_names import named_gpus
+from moechat.errors import DeviceUnavailable
 
 _INSTALL = "Install it: pip install 'moechat[gpu]'"
 _OLDEST = 2, 8  # torch.mm gives float32 of BF16
@@ -19,9 +20,9 @@ def torch_devices(device: str) -> Sequence[str]:
     """torch's names of the devices that ``device`` means. Imports torch; DeviceUnavailable."""
     if device.startswith("torch-cpu"):
         count = int(device.partition(":")[2] or 1)
-        import_torch()
+        _import_torch()
         return ["cpu"] * count
-    torch = import_torch()
+    torch = _import_torch()
     found = re.match(r"(\d+)\.(\d+)", torch.__version__)
     if found is not None and (int(found[1]), int(found[2])) < _OLDEST:
         raise DeviceUnavailable(
@@ -41,20 +42,16 @@ def torch_devices(device: str) -> Sequence[str]:
     count = torch.cuda.device_count()
     if device == "cuda:all":
         return [f"cuda:{number}" for number in range(count)]
-    names = ["cuda:0"]
-    if device not in ("auto", "cuda"):
-        names = [f"cuda:{int(name.partition(':')[2])}" for name in device.split(",")]
+    names = named_gpus(device) or ["cuda:0"]
     for name in names:
         if int(name.partition(":")[2]) >= count:
             raise DeviceUnavailable(
                 f"there is no {name}", f"this machine has {count}, counted from cuda:0"
             )
-    if len(set(names)) < len(names):
-        raise BadParameter(f"device {device[:40]!a} names one twice")
     return names
 
 
-def import_torch() -> Any:
+def _import_torch() -> Any:
     """The module; DeviceUnavailable."""
     try:
         return importlib.import_module("torch")

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING
 from moechat import _native
 from moechat.decode.worker import DecodeWorker
 from moechat.engine import admission, flow
-from moechat.engine.device_names import check_device, wants_gpu
-from moechat.engine.gpu_experts import check_gpu_experts, unused_notice
 from moechat.engine.gpus import Gpus, open_gpus
 from moechat.engine.kv_choice import choose_policy, named_policy
 from moechat.engine.loading import choose_instruction_set, load_model
 from moechat.engine.model_files import ModelFiles
+from moechat.engine.parameters import check_choice, check_devices, chosen_context
 from moechat.engine.requests import ExtendRequest, GenerateRequest, Handle
 from moechat.engine.resident import Nodes, Progress, Residency, make_resident
 from moechat.engine.session import Session
@@ -81,28 +80,18 @@ class Engine:
         self.compute = "bf16" if compute == "w8a8" else compute  # of the KV cache, and of the CPU
         self.instruction_set = choose_instruction_set()
         self.speculate = speculate
-        check_device(device)
-        wanted = wants_gpu(device)
-        _choice("gpu_decode", gpu_decode, ("auto", "on", "off"))
-        for name, value in (("gpu_decode", gpu_decode), ("compute", compute)):
-            if value in ("on", "w8a8") and not wanted:
-                raise BadParameter(
-                    f"{name} cannot be '{value}'",
-                    "there is no GPU, or the device is the CPU",
-                    "Leave it out, or name a GPU: --device cuda",
-                )
-        if gpu_decode == "on" and speculate:
-            raise BadParameter(
-                "gpu_decode cannot be 'on' with speculation",
-                "drafts are verified by the CPU",
-                "Leave one of them out: --gpu-decode, --speculate",
-            )
-        check_gpu_experts(gpu_experts, answers=wanted and gpu_decode != "off")
-        _at_least("gpu_memory_bytes", gpu_memory_bytes, 1)
-        _at_least("gpu_prefill_tokens", gpu_prefill_tokens, 0)
+        wanted = check_devices(
+            device,
+            compute=compute,
+            speculate=speculate,
+            gpu_memory_bytes=gpu_memory_bytes,
+            gpu_prefill_tokens=gpu_prefill_tokens,
+            gpu_decode=gpu_decode,
+            gpu_experts=gpu_experts,
+        )
         self.model = load_model(path, self.compute, speculate=speculate, keep_tensors=wanted)
         self.spec = self.model.spec
-        self.context_tokens = _context(context_tokens, self.spec.context_tokens)
+        self.context_tokens = chosen_context(context_tokens, self.spec.context_tokens)
         # How the KV of a prompt crosses from now on; may be replaced between two requests.
         self.kv_policy = named_policy(kv, kv_budget, self.spec, self.model.files)
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
@@ -132,14 +121,13 @@ class Engine:
                 compute=compute,
                 memory_bytes=gpu_memory_bytes,
                 context_tokens=self.context_tokens,
-                decode="off" if speculate else gpu_decode,
+                decode="off" if speculate else gpu_decode,  # drafts are the CPU's
                 gpu_experts=gpu_experts,
             )
         self.decode = DecodeWorker(self.model.native, pool, channel_packets)
         if gpus.decode is not None:
             self.decode.device = gpus.decode
-        unused = unused_notice(gpu_experts, answers=gpus.decode is not None)
-        self._device_notice = "\n".join(filter(None, (gpus.notice, unused)))
+        self._device_notice = gpus.notice
         self.prefill_choice = DeviceChoice(
             CpuDevice(self.model.native, pool), gpus.prefill, gpu_prefill_tokens
         )
@@ -209,8 +197,8 @@ class Engine:
         Raises ModelNotFound, CheckpointDamaged, ArchitectureUnsupported, BadParameter, DoesNotFit,
         DeviceUnavailable.
         """
-        _choice("compute", compute, ("bf16", "exact", "w8a8"))
-        _choice("kv", kv, ("auto", *NAMES))
+        check_choice("compute", compute, ("bf16", "exact", "w8a8"))
+        check_choice("kv", kv, ("auto", *NAMES))
         model = load_registry().resolve(str(source))
         return cls(
             model.path,
@@ -377,26 +365,3 @@ def _shut_down(
     if residency is not None:
         residency.native.release()
     files.close()
-
-
-def _choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise BadParameter(
-            f"{name} cannot be '{value}'", f"this version knows {' and '.join(choices)}"
-        )
-
-
-def _at_least(name: str, value: int | None, least: int) -> None:
-    if value is not None and value < least:
-        raise BadParameter(f"{name} cannot be {value}", f"it is {least} or more")
-
-
-def _context(asked: int | None, trained: int) -> int:
-    if asked is None:
-        return trained
-    if not 1 <= asked <= trained:
-        raise BadParameter(
-            f"a context (--ctx) of {asked} tokens is not possible",
-            f"the model was trained for {trained}",
-        )
-    return asked

@@ -156,6 +156,8 @@ def _prefilled(stats: TurnStats, result: PrefillResult) -> TurnStats:
         prefill_wait_seconds=result.wait_seconds,
         prefill_attention=result.attention,
         prefill_resumed_layers=result.resumed_layers,
+        prefill_layers=result.num_layers,
+        prefill_layers_done=result.layers_done,
     )
 
 
@@ -200,6 +202,7 @@ def _prefill(
 
     inbox, cached, device = handle.inbox, len(session.cache), engine.decode.device
     counts_experts = device is not None and device.num_gpu_experts > 0
+    so_far = PrefillResult()
 
     def prefilled(result: PrefillResult) -> Control:
         inbox.put(result)
@@ -209,8 +212,12 @@ def _prefill(
         return then
 
     def failed(error: Exception | None) -> Control:
+        def dropped() -> None:
+            inbox.put(so_far)
+            inbox.put(Failed(error))
+
         # The message drops what has arrived so far; only then may the session go on.
-        return Truncate(session.cache, cached, lambda: inbox.put(Failed(error)))
+        return Truncate(session.cache, cached, dropped)
 
     engine.prefill.submit(
         PrefillJob(
@@ -225,6 +232,7 @@ def _prefill(
             logits_from=logits_from,
             next_id=next_id,
             counts_experts=counts_experts and len(ids) >= _LEAST_COUNTED_TOKENS,
+            result=so_far,
         )
     )
 
@@ -334,6 +342,7 @@ def _generate_events(
             drafted=decoded.num_drafted,
             accepted=decoded.num_accepted,
             gpu_experts=_held_experts(session),
+            decode_device=decoded.device,
         )
         session.last_stats = stats
     held_back = answer.flush()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from moechat.engine.gpu_room import GpuRoom
 from moechat.engine.loading import LoadedModel
 from moechat.errors import BadParameter, DoesNotFit
-from moechat.sizes import size_text
 
 if TYPE_CHECKING:
     from moechat.decode.gpu.hybrid_loop import HybridDecode
@@ -30,9 +30,9 @@ def check_gpu_experts(wanted: int | str, *, answers: bool) -> None:
         )
 
 
-def unused_notice(wanted: int | str, *, answers: bool) -> str:
-    """What a user should know who asked for held experts; "" if a GPU takes part in answers."""
-    if answers or wanted in (0, "auto"):
+def unused_notice(wanted: int | str) -> str:
+    """What a user should know who asked for held experts of a GPU that only reads prompts."""
+    if wanted in (0, "auto"):
         return ""
     return "no experts are kept on a GPU: none takes part in answers (see --gpu-decode)"
 
@@ -41,18 +41,16 @@ def hold_experts(
     steps: HybridDecode,
     wanted: int | str,
     model: LoadedModel,
+    room: GpuRoom,
     *,
     compute: str,
-    left_bytes: int | None,
     context_tokens: int,
 ) -> int:
     """Have decode's GPU hold ``experts_to_hold``; the bytes that they take there.
 
     "auto" is content with fewer where torch finds less memory than there should be.
     """
-    number = experts_to_hold(
-        wanted, model, compute=compute, left_bytes=left_bytes, context_tokens=context_tokens
-    )
+    number = experts_to_hold(wanted, model, room, compute=compute, context_tokens=context_tokens)
     while number:
         try:
             return steps.hold_experts(number)
@@ -66,18 +64,18 @@ def hold_experts(
 def experts_to_hold(
     wanted: int | str,
     model: LoadedModel,
+    room: GpuRoom,
     *,
     compute: str,
-    left_bytes: int | None,
     context_tokens: int,
 ) -> int:
     """``wanted`` of each layer; for "auto" as many as leave the reading of prompts as it is.
 
     That is: spans as long, and as much memory for the weights that stream, spare slots apart.
-    ``left_bytes``: of the GPU's memory, for experts and prompts; None: there is no limit, and
-    "auto" is none. Raises BadParameter where experts cannot be held, DoesNotFit; not for "auto".
+    Where the memory has no limit "auto" is none. Raises BadParameter where experts cannot be held,
+    DoesNotFit; not for "auto".
     """
-    if wanted == 0 or (wanted == "auto" and left_bytes is None):
+    if wanted == 0 or (wanted == "auto" and room.memory_bytes is None):
         return 0
     from moechat.decode.gpu.hot_experts import bytes_of_one_each
     from moechat.gpu_weights.stored import StoredWeights
@@ -96,13 +94,14 @@ def experts_to_hold(
 
     def plan(number: int) -> Plan:
         """With so many experts held."""
+        left_bytes = room.prompt_bytes(decode=True, held_bytes=number * one_bytes)
         assert left_bytes is not None
         try:
             return share_memory(
                 model.spec,
                 weights,
                 compute=compute,
-                memory_bytes=left_bytes - number * one_bytes,
+                memory_bytes=left_bytes,
                 context_tokens=context_tokens,
                 chunk_tokens=CHUNK_TOKENS,
             )
@@ -119,14 +118,7 @@ def experts_to_hold(
             f"the model has {most}" if most else "the model has no routed experts",
             f"--gpu-experts may be up to {most}" if most else "Leave out --gpu-experts",
         )
-    if left_bytes is not None and plan(number) is None:
-        fits = _most(number, lambda fewer: plan(fewer) is not None)
-        raise DoesNotFit(
-            f"{number} experts a layer do not fit the GPU's memory",
-            f"they take {size_text(number * one_bytes)}, and {size_text(left_bytes)} are left for "
-            "them and for reading prompts",
-            f"--gpu-experts may be up to {fits}, or auto" if fits else "Leave out --gpu-experts",
-        )
+    room.check_experts(number, one_bytes)
     return number
 
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from moechat import _native
-from moechat.engine.devices import import_torch, torch_devices
-from moechat.engine.gpu_experts import hold_experts
+from moechat.engine.devices import torch_devices
+from moechat.engine.gpu_experts import hold_experts, unused_notice
+from moechat.engine.gpu_room import DECODE_DOES_NOT_FIT, LEAVE_ANSWERS, GpuRoom
 from moechat.engine.loading import LoadedModel
 from moechat.errors import BadParameter, DeviceUnavailable, DoesNotFit
-from moechat.sizes import size_text
 
 if TYPE_CHECKING:
     from moechat.decode.gpu.hybrid_loop import HybridDecode
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 # Below that the CPU has read most prompts before torch is imported.
 SMALL_MODEL_BYTES = 4 << 30
-# Of a GPU's memory: for copies of KV caches, and what "auto" gives decode with its weights at most.
-_KV_SHARE, _DECODE_SHARE = 8, 2
 _SWITCH_SECONDS = 2e-4
+_NO_DECODE = "answers cannot be written on a GPU, as --gpu-decode on asks for"
+_LEAVE_OUT = "Without it the CPU does everything; `moechat doctor` tells what is here"
 
 
 @dataclass(frozen=True)
 class Gpus:
-    """``notice`` says why there are none where a user would wonder."""
+    """``notice`` says what they do not do where a user would wonder."""
 
     prefill: GpuPrefill | None = None
     decode: HybridDecode | None = None
@@ -38,6 +38,24 @@ class Gpus:
         """End the streams; decode's part is closed by the decode thread."""
         if self.prefill is not None:
             self.prefill.close()
+
+
+def check_decode(device: str, wanted: bool, speculate: bool) -> None:
+    """Raise what keeps decode off every GPU, as far as that is known before torch is there."""
+    if device == "cpu":
+        raise BadParameter(
+            "gpu_decode cannot be 'on'",
+            "the device is the CPU",
+            "Leave it out, or name a GPU: --device cuda",
+        )
+    if speculate:
+        raise BadParameter(
+            "gpu_decode cannot be 'on'",
+            "speculation is the CPU's",
+            "Leave out --gpu-decode on or --speculate",
+        )
+    if not wanted:
+        raise DeviceUnavailable(_NO_DECODE, "there is no GPU", _LEAVE_OUT)
 
 
 def open_gpus(
@@ -54,8 +72,9 @@ def open_gpus(
     """What works on ``device``; "auto" is content with the CPU.
 
     ``compute``: of prompts; "w8a8" is "bf16" for decode. ``decode``: whether its steps do, too;
-    "auto" where their weights leave half of the memory.
-    ``gpu_experts``: routed experts of a layer that are kept there for them, or "auto".
+    "auto" where their weights leave half of the memory, and never on torch's CPU device; "on" is an
+    error where it cannot be. ``gpu_experts``: routed experts of a layer that are kept there for
+    them, or "auto".
     Raises DeviceUnavailable, DoesNotFit, and BadParameter for weights that cannot be streamed yet.
     """
     automatic = device == "auto"
@@ -67,24 +86,35 @@ def open_gpus(
         from moechat.prefill.gpu.device_errors import named_errors
 
         with named_errors("the GPU's memory is full", "Free some of it, or use --device cpu"):
+            room = GpuRoom.of(
+                names,
+                model,
+                compute=compute,
+                memory_bytes=memory_bytes,
+                context_tokens=context_tokens,
+            )
             prompts, steps = _open(
                 names,
                 model,
                 pool,
-                compute,
-                memory_bytes,
-                context_tokens,
-                decode,
-                gpu_experts,
-                not automatic,
+                room,
+                compute=compute,
+                context_tokens=context_tokens,
+                decode=decode,
+                gpu_experts=gpu_experts,
+                warm=not automatic,
             )
     except (DeviceUnavailable, DoesNotFit, BadParameter) as error:
-        if not automatic:
+        if not automatic or (decode == "on" and isinstance(error, DoesNotFit)):
             raise
-        return Gpus(notice=f"prompts are read by the CPU: {error.message}")
-    if steps is not None:
-        # Between two steps decode needs the interpreter, which a prompt's thread has all the time.
-        sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
+        if decode == "on":
+            raise type(error)(_NO_DECODE, f"{error.what}: {error.why}", _LEAVE_OUT) from None
+        what = "prompts are read" if decode == "off" else "prompts are read and answers written"
+        return Gpus(notice=f"{what} by the CPU: {error.message}")
+    if steps is None:
+        return Gpus(prompts, notice=unused_notice(gpu_experts))
+    # Between two steps decode needs the interpreter, which a prompt's thread has all the time.
+    sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
     return Gpus(prompts, steps)
 
 
@@ -92,8 +122,9 @@ def _open(
     names: Sequence[str],
     model: LoadedModel,
     pool: _native.ThreadPool,
+    room: GpuRoom,
+    *,
     compute: str,
-    memory_bytes: int | None,
     context_tokens: int,
     decode: str,
     gpu_experts: int | str,
@@ -101,20 +132,21 @@ def _open(
 ) -> tuple[GpuPrefill, HybridDecode | None]:
     """What reads prompts, and what makes decode's steps, on torch's devices ``names``."""
     from moechat.prefill.gpu.gpu_prefill import GpuPrefill
-    from moechat.prefill.gpu.stream_plan import free_memory_bytes
 
-    bounds = [size for size in (memory_bytes, free_memory_bytes(names)) if size is not None]
-    memory = min(bounds, default=None)
+    # torch's own CPU device is there for tests: the native kernels decode many times faster.
+    steps_too = decode == "on" or (decode == "auto" and names[0] != "cpu" and room.is_ample())
+    room.check(decode=steps_too)
     of_decode = "bf16" if compute == "w8a8" else compute
-    steps, taken_bytes = _open_decode(decode, names[0], model, pool, of_decode, memory)
+    steps = _open_decode(decode, names[0], model, pool, of_decode, room) if steps_too else None
+    held_bytes = 0
     try:
         if steps is not None:
-            taken_bytes += hold_experts(
+            held_bytes = hold_experts(
                 steps,
                 gpu_experts,
                 model,
+                room,
                 compute=of_decode,
-                left_bytes=None if memory is None else memory - taken_bytes,
                 context_tokens=context_tokens,
             )
         prompts = GpuPrefill(
@@ -122,7 +154,7 @@ def _open(
             model.tensors,
             names,
             compute=compute,
-            memory_bytes=None if memory is None else memory - taken_bytes,
+            memory_bytes=room.prompt_bytes(decode=steps is not None, held_bytes=held_bytes),
             context_tokens=context_tokens,
             warm=warm,
             at_layer=contextlib.nullcontext if steps is None else steps.sharing.layer,
@@ -140,77 +172,27 @@ def _open_decode(
     model: LoadedModel,
     pool: _native.ThreadPool,
     compute: str,
-    memory_bytes: int | None,
-) -> tuple[HybridDecode | None, int]:
-    """What makes decode's steps, and the memory that it takes."""
-    if wanted == "off" or (wanted == "auto" and memory_bytes is None):
-        return None, 0
-    kv_bytes, limit_bytes = 0, sys.maxsize
-    if memory_bytes is not None:
-        kv_bytes = memory_bytes // _KV_SHARE
-        limit_bytes = memory_bytes // (_DECODE_SHARE if wanted == "auto" else 1)
-    steps = None
+    room: GpuRoom,
+) -> HybridDecode | None:
+    """What makes decode's steps; "auto" is content with none where they find no room after all."""
+    from moechat.decode.gpu.hybrid_loop import HybridDecode
+    from moechat.prefill.gpu.device_errors import named_errors
+
     try:
-        _check_fit(_stored_bytes(model) + kv_bytes, limit_bytes)
-        steps = _load_decode(device, model, pool, compute, kv_bytes or None)
-        # Formats that decode's kernels do not read, and exact mode, take more than what is stored.
-        taken_bytes = steps.weights.num_bytes + kv_bytes
-        _check_fit(taken_bytes, limit_bytes)
-    except (BadParameter, DoesNotFit):
-        if steps is not None:
-            steps.close()
+        with named_errors(DECODE_DOES_NOT_FIT, LEAVE_ANSWERS):
+            return HybridDecode(
+                model.spec,
+                model.tensors,
+                model.native,
+                pool,
+                device=device,
+                compute=compute,
+                kv_limit_bytes=room.kv_bytes,
+            )
+    except (BadParameter, DoesNotFit):  # BadParameter: of a format that no GPU path reads
         if wanted == "on":
             raise
-        return None, 0
-    return steps, taken_bytes
-
-
-def _load_decode(
-    device: str,
-    model: LoadedModel,
-    pool: _native.ThreadPool,
-    compute: str,
-    kv_bytes: int | None,
-) -> HybridDecode:
-    """BadParameter for formats that no GPU path reads; DoesNotFit."""
-    from moechat.decode.gpu.hybrid_loop import HybridDecode
-
-    try:
-        return HybridDecode(
-            model.spec,
-            model.tensors,
-            model.native,
-            pool,
-            device=device,
-            compute=compute,
-            kv_limit_bytes=kv_bytes,
-        )
-    except import_torch().OutOfMemoryError:
-        raise _does_not_fit("there is less memory than it takes") from None
-
-
-def _check_fit(needed_bytes: int, limit_bytes: int) -> None:
-    if needed_bytes > limit_bytes:
-        raise _does_not_fit(
-            f"{size_text(needed_bytes)} are needed, and {size_text(limit_bytes)} are there"
-        )
-
-
-def _does_not_fit(why: str) -> DoesNotFit:
-    return DoesNotFit(
-        "decoding on the GPU does not fit its memory", why, "Leave it to the CPU: --gpu-decode off"
-    )
-
-
-def _stored_bytes(model: LoadedModel) -> int:
-    """Of all that is no routed expert and no embedding: the GPU holds that at least."""
-    return sum(
-        part.array.nbytes
-        for tensor in model.tensors
-        if ".experts." not in tensor.spec.role and tensor.spec.role != "embedding"
-        for part in (tensor.data, tensor.scale, tensor.zeros)
-        if part is not None
-    )
+        return None
 
 
 def _weight_bytes(model: LoadedModel) -> int:

@@ -1,7 +1,7 @@
 """From settings to output: progress, JSON, text, picture.
 
-Text and JSON go to stdout, progress to stderr when that is a terminal. Ctrl-C ends a measurement;
-what is there by then is told, and the report says that it was interrupted.
+Text and JSON go to stdout, progress to stderr. Ctrl-C ends a measurement; what is there by then is
+told, and the report says that it was interrupted.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ def run_ppl(
     with StatusLine(sys.stderr) as line, Outcome(line) as outcome:
         source = read_source(path)
         line.show(f"opening {model}")
-        with Engine.open(model, threads=threads, device=device) as engine:
+        with _open(model, threads, device) as engine:
             with outcome.measuring():
                 measure_perplexity(engine, source, window, limit, found, line.show)
-            content = report.frame("ppl", engine)
+            content = report.frame("ppl", engine) | report.reader(engine)
         _end(outcome, bool(found.windows))
         content |= {"file": str(path), "window_tokens": found.window_tokens}
         content |= report.ppl_report(found) | outcome.keys()
@@ -83,11 +83,12 @@ def run_needle(
     with StatusLine(sys.stderr) as line, Outcome(line) as outcome:
         sentences = _sentences(needles)
         line.show(f"opening {model}")
-        with Engine.open(model, threads=threads, device=device) as engine:
+        with _open(model, threads, device) as engine:
             content = report.frame("needle", engine)
             trials = _trials(engine, needles, sentences, line.show)
             with outcome.measuring():
                 _ask_all(engine, trials, results, line.show)
+            content |= report.reader(engine)
         _end(outcome, bool(results))
         content |= {**needles.keys(), "needles": report.needle_rows(results), **outcome.keys()}
         return _output(content, as_json, report.needle_text)
@@ -130,7 +131,7 @@ def run_kv(
             if sys.stderr.isatty():  # before minutes of waiting; the report has it anyway
                 line.say(_NO_TEXT)
         line.show(f"opening {model}")
-        with Engine.open(model, threads=threads, device=device) as engine:
+        with _open(model, threads, device) as engine:
             content = report.frame("kv", engine)
             line.show("preparing the text")
             pieces = [] if source is None else _windows(engine, source, scoring)
@@ -146,6 +147,7 @@ def run_kv(
                     outcome.notes,
                     line.show,
                 )
+            content |= report.reader(engine)
         rows = report.kv_rows(table)
         _end(outcome, bool(rows) or not outcome.interrupted)
         content |= {**scoring.keys(), **needles.keys(), "rows": rows, **outcome.keys()}
@@ -160,16 +162,23 @@ def run_probe(model: str, *, threads: int | None, as_json: bool, device: str = "
     verdict = None
     with StatusLine(sys.stderr) as line, Outcome(line) as outcome:
         line.show(f"opening {model}")
-        with Engine.open(model, threads=threads, device=device) as engine:
+        with _open(model, threads, device) as engine:
             content = report.frame("probe", engine)
             with outcome.measuring():
                 verdict = probe(engine, line.show)
+            content |= report.reader(engine)
             _end(outcome, verdict is not None)
             assert verdict is not None
             if why := store_verdict(verdict_key(engine.model.files), verdict):
                 outcome.notes.append(f"the verdict could not be kept: {why}")
         content |= verdict.keys() | {"conclusive": verdict.conclusive} | outcome.keys()
         return _output(content, as_json, lambda _: [*report.heading(content), verdict.text])
+
+
+def _open(model: str, threads: int | None, device: str) -> Engine:
+    """On a GPU that was named all is read there, whatever would be sooner."""
+    least = None if device in ("cpu", "auto") else 0
+    return Engine.open(model, threads=threads, device=device, gpu_prefill_tokens=least)
 
 
 def _end(outcome: Outcome, has_figures: bool) -> None:

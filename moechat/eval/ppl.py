@@ -19,7 +19,10 @@ from moechat.eval.likelihood import Likelihood, likelihood
 from moechat.eval.progress import Progress
 from moechat.eval.texts import Source, encode_conversations, leading_ids, windows
 
-PIECE_TOKENS = 256  # of one extend, so that the logits of a large vocabulary stay small
+# Of one extend, so that the logits of a large vocabulary stay small; a GPU, to which all weights
+# cross each time, reads as many as their logits allow.
+PIECE_TOKENS = 256
+_GPU_LOGITS = 1 << 27
 WINDOW_TOKENS = 2048  # of a window, where the context has room
 
 Show = Callable[[str], None]
@@ -70,6 +73,9 @@ def measure_perplexity(
         raise Usage("there is nothing to measure", "a text of two tokens or more is needed")
     found.num_windows = len(pieces)
     progress = Progress(sum(map(len, pieces)))
+    piece = PIECE_TOKENS
+    if engine.prefill_choice.gpu is not None:
+        piece = max(piece, _GPU_LOGITS // engine.spec.vocab_size)
     session = engine.session()
     try:
         for number, ids in enumerate(pieces, 1):
@@ -77,7 +83,7 @@ def measure_perplexity(
             session.rewind(0)
             if skipped:
                 session.extend(ids[:skipped], logits=None)
-            found.windows.append(_of_window(session, ids[skipped:]))
+            found.windows.append(_of_window(session, ids[skipped:], piece))
             progress.add(len(ids))
     finally:
         session.close()
@@ -96,11 +102,11 @@ def _window_within(context_tokens: int, lead_tokens: int, window_tokens: int | N
     return window_tokens
 
 
-def _of_window(session: Session, ids: list[int]) -> Likelihood:
+def _of_window(session: Session, ids: list[int], piece_tokens: int) -> Likelihood:
     """Of all ids but the first."""
     total = Likelihood()
-    for begin in range(0, len(ids) - 1, PIECE_TOKENS):
-        piece = ids[begin : min(begin + PIECE_TOKENS, len(ids) - 1)]
+    for begin in range(0, len(ids) - 1, piece_tokens):
+        piece = ids[begin : min(begin + piece_tokens, len(ids) - 1)]
         logits_TV = session.extend(piece)
         assert logits_TV is not None
         total += likelihood(logits_TV, ids[begin + 1 : begin + 1 + len(piece)])

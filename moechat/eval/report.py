@@ -39,6 +39,11 @@ def frame(evaluation: str, engine: Engine) -> dict[str, Any]:
     }
 
 
+def reader(engine: Engine) -> dict[str, str]:
+    """What read the texts, for a report; to be asked once all are read."""
+    return {"prefill_device": engine.prefill_choice.names_used}
+
+
 def ppl_report(found: Perplexity) -> dict[str, Any]:
     """Of ``eval ppl``."""
     return {
@@ -233,7 +238,10 @@ def heading(report: dict[str, Any]) -> Text:
     """The first lines of every report for people."""
     threads = report["threads"]
     facts = f"{one_line(report['model'])}, {report['compute']}, {threads} thread"
-    text: Text = [facts + "s" * (threads != 1)]
+    facts += "s" * (threads != 1)
+    if device := report.get("prefill_device"):
+        facts += f", read by {device}"
+    text: Text = [facts]
     text += [one_line(note) for note in report["notes"]]
     return text
 

@@ -39,6 +39,12 @@ class DeviceChoice:
         self._gpu_seconds: dict[int, float] = {}  # of a pass, by the tokens' number of bits
         self._copy_seconds = 0.0  # of a pass
         self._gpu_is_warm = False
+        self._used: dict[str, None] = {}
+
+    @property
+    def names_used(self) -> str:
+        """The devices that have read prompts to their end, first come first; "" for none."""
+        return ", ".join(self._used)
 
     @property
     def threshold_tokens(self) -> int | None:
@@ -70,6 +76,7 @@ class DeviceChoice:
         self, device: PrefillDevice, num_tokens: int, seconds: float, copy_seconds: float = 0.0
     ) -> None:
         """A span of so many tokens took so long; copies of weights, beside computing, so long."""
+        self._used[device.name] = None
         if seconds <= 0:
             return
         if device is self.gpu:

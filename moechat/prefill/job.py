@@ -18,7 +18,7 @@ from moechat.kv.policy import KVPolicy
 
 @dataclass
 class PrefillResult:
-    """What a finished job tells, beside its packets."""
+    """What a job tells, beside its packets; one that was cut, how far it came."""
 
     seconds: float = 0.0
     kv_bytes: int = 0  # payload, scales and centres of all packets, the draft layer's included
@@ -35,6 +35,8 @@ class PrefillResult:
     wait_seconds: float = 0.0  # computing waited for weights
     attention: str = ""  # the kernels that did it; "" on the CPU
     resumed_layers: int = 0  # that an earlier, cancelled job had computed
+    num_layers: int = 0  # of all parts; 0 while the job has not begun
+    layers_done: int = 0
     # How often the tokens went to each expert [E], by MoE layer, as far as a GPU read them.
     expert_uses: dict[int, NDArray[np.int64]] = field(default_factory=dict)
 

@@ -51,6 +51,8 @@ class Passes:
         finally:
             flushed = self._packets.flush()  # what comes next must stay behind these
         job.result.seconds = time.perf_counter() - run.started
+        if not complete and any(part.device.pass_bytes for part in run.parts):
+            job.result.compute_seconds = 0.0  # the waits in it are not known
         return complete and flushed
 
     def close(self) -> None:
@@ -87,11 +89,12 @@ class Passes:
         kept = self._shelf.take(job, device)
         keeps = whole and device.resumable and self._shelf.has_room(self._spec, job)
         started = time.perf_counter()
+        job.result.device = device.name
         if kept is None:
             span = device.span(cache, ids)
         else:
             span = device.span(cache, ids, start_layer=len(kept.outputs), hidden_TD=kept.hidden_TD)
-            job.result.resumed_layers = run.resumed_layers = len(kept.outputs)
+            job.result.resumed_layers = len(kept.outputs)
         positions = np.arange(first, first + len(ids), dtype=np.int32)
         outputs: list[LayerOutput] = []
         earlier = kept.outputs if kept else []
@@ -116,7 +119,7 @@ class Passes:
         seconds, figures = time.perf_counter() - started, span.figures()
         if not job.result.resumed_layers:
             self._choice.measured(device, len(ids), seconds, figures.stream_seconds)
-        _count(job, device.name, figures)
+        _count(job, figures)
         return True
 
     def _count_experts(self, job: PrefillJob, layer: int, output: LayerOutput) -> None:
@@ -203,25 +206,24 @@ class _Run:
     def __init__(self, job: PrefillJob, parts: list[Part]) -> None:
         self.job, self.parts = job, parts
         self.part = 0
-        self.resumed_layers = 0
         self.logits: list[NDArray[np.float32]] = []
         self.started = time.perf_counter()
+        job.result.num_layers = job.cache.num_layers * len(parts)
 
     def layer_done(self, part: Part, layer: int) -> None:
         """Tell the progress."""
-        num_layers = self.job.cache.num_layers
-        done = self.part * num_layers + layer + 1
+        num_layers, result = self.job.cache.num_layers, self.job.result
+        done = result.layers_done = self.part * num_layers + layer + 1
         seconds = time.perf_counter() - self.started
-        resumed = min(done, self.resumed_layers)
-        streamed = part.device.pass_bytes * (done - resumed) / num_layers
+        streamed = part.device.pass_bytes * max(done - result.resumed_layers, 0) / num_layers
         self.job.progress(
             PrefillProgress(
                 layers_done=done,
-                num_layers=num_layers * len(self.parts),
+                num_layers=result.num_layers,
                 tokens=len(self.job.ids),
                 seconds=seconds,
                 stream_bytes_per_second=streamed / seconds if seconds else 0.0,
-                resumed_layers=resumed,
+                resumed_layers=result.resumed_layers,
             )
         )
 
@@ -240,9 +242,8 @@ def _layers(
             return
 
 
-def _count(job: PrefillJob, device: str, figures: SpanFigures) -> None:
+def _count(job: PrefillJob, figures: SpanFigures) -> None:
     result = job.result
-    result.device = device
     result.streamed_bytes += figures.streamed_bytes
     result.stream_seconds += figures.stream_seconds
     result.wait_seconds += figures.wait_seconds

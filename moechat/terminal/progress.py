@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TextIO
 
 from moechat.events import PrefillProgress, Queued
+from moechat.sizes import size_text
 from moechat.terminal_size import terminal_size
 
 _SHOWN_AFTER_SECONDS = 1.0
@@ -27,11 +28,14 @@ class ProgressLine:
         if not self._is_terminal or event.seconds <= _SHOWN_AFTER_SECONDS:
             return
         line = f"reading {event.tokens} tokens: layer {event.layers_done}/{event.num_layers}, "
+        if event.resumed_layers:
+            line += f"resumed at {event.resumed_layers}, "
         if event.stream_bytes_per_second:
-            line += f"{event.stream_bytes_per_second / 1e9:.1f} GB/s, "
+            line += f"{size_text(event.stream_bytes_per_second)}/s, "
         line += f"{event.seconds:.0f} s"
-        if computed := event.layers_done - event.resumed_layers:
-            left = event.seconds * (event.num_layers - event.layers_done) / computed
+        read = event.layers_done - event.resumed_layers
+        if read > 0:
+            left = event.seconds * (event.num_layers - event.layers_done) / read
             line += f", about {left:.0f} s left"
         self.show(line)
 

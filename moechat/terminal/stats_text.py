@@ -13,26 +13,25 @@ _SHOWN_QUEUED_SECONDS = 0.05
 def stats_rows(finished: Finished) -> list[tuple[str, str]]:
     """The counters of an answer for a person: what is counted, and the figures."""
     stats = finished.stats
-    prompt = f"{stats.new_prompt_tokens} new + {stats.cached_prompt_tokens} cached tokens"
-    if stats.prefill_seconds:  # a single new token is the decode worker's
-        prompt += f", {stats.prefill_tokens_per_second:.0f} tok/s"
-    prompt += _stream_text(stats)
     # Cancelled while the prompt was read: no token came, at no rate.
     began = stats.decode_tokens > 0 or finished.finish_reason != "cancelled"
+    prompt = _prompt_text(stats, began)
     answer = f"{stats.decode_tokens} tokens"
     if stats.reasoning_tokens:
         answer += f" ({stats.reasoning_tokens} of thinking)"
     if began:
         answer += f", {stats.decode_tokens_per_second:.1f} tok/s"
+        answer += f" on {stats.decode_device}" if stats.decode_device else ""
     if stats.drafted:
         answer += f", {stats.accepted} of {stats.drafted} drafts accepted"
     if stats.gpu_experts:
         answer += f", {stats.gpu_experts} experts a layer on the GPU"
-    if stats.kv_bytes < stats.kv_native_bytes:
+    complete = stats.prefill_is_complete
+    if stats.kv_bytes < stats.kv_native_bytes and complete:
         share = 100 * stats.kv_bytes / stats.kv_native_bytes
         sent, native = size_text(stats.kv_bytes), size_text(stats.kv_native_bytes)
         prompt += f", KV {sent} of {native} ({share:.0f} %)"
-    if stats.kv_dropped_fraction:
+    if stats.kv_dropped_fraction and complete:
         prompt += f", {percent(stats.kv_dropped_fraction)} of the tokens dropped"
     if stats.kv_native_layers:
         prompt += f", {stats.kv_native_layers} layers natively (values too large for their tier)"
@@ -48,19 +47,37 @@ def stats_rows(finished: Finished) -> list[tuple[str, str]]:
     ]
 
 
-def _stream_text(stats: TurnStats) -> str:
-    """How a GPU read the prompt; "" for the CPU."""
-    if stats.prefill_device in ("", "cpu"):
+def _prompt_text(stats: TurnStats, began: bool) -> str:
+    """What was read of the prompt, at which rate, and where; ``began``: the answer did."""
+    text = f"{stats.new_prompt_tokens} new + {stats.cached_prompt_tokens} cached tokens"
+    layers = f"layer {{}} of {stats.prefill_layers}"
+    # Of a prompt that was read in part there is no rate.
+    if not stats.prefill_is_complete:
+        if stats.prefill_resumed_layers:
+            text += f", resumed at {layers.format(stats.prefill_resumed_layers)}"
+        text += f", interrupted at {layers.format(stats.prefill_layers_done)}"
+        text += f" after {stats.prefill_seconds:.1f} s"
+    elif stats.prefill_resumed_layers:
+        text += f", resumed at {layers.format(stats.prefill_resumed_layers)}"
+        text += f", {stats.prefill_seconds:.1f} s"
+    elif stats.prefill_seconds:  # a single new token is the decode worker's
+        text += f", {stats.prefill_tokens_per_second:.0f} tok/s"
+    elif not began and stats.new_prompt_tokens > 1:
+        text += ", none of them read"
+    return text + _device_text(stats)
+
+
+def _device_text(stats: TurnStats) -> str:
+    """Which device read the prompt, and what that took where weights crossed to it."""
+    if not stats.prefill_device:
         return ""
     text = f" on {stats.prefill_device}"
     if stats.prefill_stream_seconds:
         rate = stats.prefill_streamed_bytes / stats.prefill_stream_seconds
-        text += f" ({size_text(stats.prefill_streamed_bytes)} at {rate / 1e9:.1f} GB/s, "
+        text += f" ({size_text(stats.prefill_streamed_bytes)} at {size_text(rate)}/s, "
         text += f"{stats.prefill_compute_seconds:.1f} s of computing, "
         text += f"{stats.prefill_wait_seconds:.1f} s of waiting"
         text += f", {stats.prefill_attention} attention)" if stats.prefill_attention else ")"
-    if stats.prefill_resumed_layers:
-        text += f", {stats.prefill_resumed_layers} layers kept from before"
     return text
 
 
@@ -87,8 +104,11 @@ def stats_json(finished: Finished, index: int | None = None) -> str:
             "prefill_wait_seconds": round(stats.prefill_wait_seconds, 6),
             "prefill_attention": stats.prefill_attention,
             "prefill_resumed_layers": stats.prefill_resumed_layers,
+            "prefill_layers": stats.prefill_layers,
+            "prefill_layers_done": stats.prefill_layers_done,
             "queued_seconds": round(stats.queued_seconds, 6),
             "first_token_seconds": round(stats.first_token_seconds, 6),
+            "decode_device": stats.decode_device,
             "decode_tokens": stats.decode_tokens,
             "reasoning_tokens": stats.reasoning_tokens,
             "decode_seconds": round(stats.decode_seconds, 6),
@@ -114,6 +134,8 @@ def kv_note(finished: Finished, budget: float | None, *, counted: bool = False) 
     ``counted``: stats_line, which counts the loss, is shown as well.
     """
     stats = finished.stats
+    if not stats.prefill_is_complete:
+        return ""
     notes = []
     if stats.kv_dropped_fraction and not counted:
         notes.append(f"{percent(stats.kv_dropped_fraction)} of the prompt's tokens were dropped")

@@ -38,6 +38,15 @@ def test_ppl_of_a_text_and_of_chats(run, text, tmp_path):
     assert "in 3 chats" in stdout and 1 < float(stdout.split("perplexity ")[1].split()[0]) < 5
 
 
+def test_what_read_the_text_is_named(run, text):
+    pytest.importorskip("torch", reason="torch is not installed: pip install 'moechat[gpu]'")
+    small = ("eval", "ppl", "mini", text, "--window", "100", "--limit", "1")
+    assert ", read by cpu\n" in run(*small)[1]
+    # Prompts this short would be the CPU's if the device had not been named.
+    code, stdout, _ = run(*small, "--device", "torch-cpu", "--json")
+    assert code == 0 and json.loads(stdout)["prefill_device"] == "torch-cpu"
+
+
 def test_needles_are_found(run):
     code, stdout, _ = run(
         "eval", "needle", "mini", "--lengths", "300,600", "--depths", "3", "--json"

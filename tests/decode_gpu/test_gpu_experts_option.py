@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 
 from moechat.decode.gpu.expert_slots import ExpertSlots  # noqa: E402
 from moechat.decode.gpu.hot_experts import bytes_of_one_each  # noqa: E402
-from moechat.engine import gpus as gpus_module  # noqa: E402
 from moechat.engine.gpu_experts import experts_to_hold  # noqa: E402
+from moechat.engine.gpu_room import GpuRoom  # noqa: E402
 from moechat.gpu_weights.stored import StoredWeights  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -100,8 +100,7 @@ def test_memory_that_others_have_taken(open_engine, monkeypatch):
 
 
 @pytest.mark.parametrize("decode", ["auto", "on"])
-def test_a_notice_where_no_gpu_takes_part_in_answers(decode, open_engine, monkeypatch):
-    monkeypatch.setattr(gpus_module, "_DECODE_SHARE", 1000)  # auto: no room for the weights
+def test_a_notice_where_no_gpu_takes_part_in_answers(decode, open_engine):
     settings = WITH_GPU | {"gpu_decode": decode, "gpu_memory_bytes": 400_000_000}
     engine = open_engine(MINI, gpu_experts=2, **settings)
     told = "no experts are kept on a GPU" in engine.notice
@@ -116,6 +115,6 @@ def test_bytes_of_a_number(open_engine):
     assert bytes_of_one_each(weights, "exact") == 4 * 5 * 3 * 128 * 384
     for wanted in (0, 5):
         found = experts_to_hold(
-            wanted, engine.model, compute="bf16", left_bytes=None, context_tokens=100
+            wanted, engine.model, GpuRoom(None, None, 0, 0), compute="bf16", context_tokens=100
         )
         assert found == wanted

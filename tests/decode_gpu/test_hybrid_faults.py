@@ -189,6 +189,10 @@ def test_caches_that_do_not_fit_are_decoded_on_the_cpu(open_engine, monkeypatch)
     ids = np.random.default_rng(1).integers(3, engine.spec.vocab_size, 50).tolist()
     assert answer(engine, ids, 30) == answer(plain, ids, 30)
     assert len(steps) == 64 - 49  # the least number of slots is always there
+    session = engine.session()
+    list(session.generate(ids, SamplingParams(temperature=0, max_tokens=30, ignore_end=True)))
+    assert session.last_stats.decode_device == "torch-cpu, cpu"
+    session.close()
     hybrid.caches.reserve([])
     with pytest.raises(DoesNotFit, match="KV caches"):
         hybrid.caches.reserve([engine.session().cache for _ in range(2)])

@@ -6,7 +6,8 @@ import pytest
 from draft_models import agreeing_folder
 from oracles import MINI
 
-from moechat.engine.gpus import _stored_bytes
+from moechat.engine import gpus
+from moechat.engine.gpu_room import GpuRoom
 from moechat.errors import BadParameter, DoesNotFit
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'moechat[gpu]'")
@@ -17,14 +18,20 @@ SETTINGS = {"threads": 1, "device": "torch-cpu", "compute": "exact"}
 
 
 def test_weights_that_grow_are_counted_as_they_are(open_engine):
-    roomy = open_engine(MINI, gpu_decode="on", **SETTINGS)
-    stored, taken = _stored_bytes(roomy.model), roomy.decode.device.weights.num_bytes
+    engine = open_engine(MINI, gpu_decode="on", **SETTINGS)
+    taken = engine.decode.device.weights.num_bytes
+
+    def room(memory_bytes, compute="exact"):
+        return GpuRoom.of(
+            ["cpu"], engine.model, compute=compute, memory_bytes=memory_bytes, context_tokens=100
+        )
+
+    assert room(None).decode_bytes == taken > room(None, "bf16").decode_bytes
+    assert room(None, "w8a8") == room(None, "bf16")
     # An eighth is for KV, and half of all is the most that is taken: room for 3/8 of it.
     little, enough = taken * 5 // 2, taken * 4
-    assert stored < little * 3 // 8 < taken < enough * 3 // 8
-    auto = {"gpu_decode": "auto", **SETTINGS}
-    assert open_engine(MINI, gpu_memory_bytes=little, **auto).decode.device is None
-    assert open_engine(MINI, gpu_memory_bytes=enough, **auto).decode.device is not None
+    assert room(little, "bf16").decode_bytes < little * 3 // 8 < taken < enough * 3 // 8
+    assert not room(little).is_ample() and room(enough).is_ample()
 
 
 @pytest.mark.parametrize("wanted", ["auto", "on"])
@@ -33,12 +40,12 @@ def test_memory_that_is_not_there_after_all(open_engine, monkeypatch, wanted):
         raise torch.OutOfMemoryError("out of luck")
 
     monkeypatch.setattr(hybrid_loop, "ResidentWeights", refuse)
-    settings = {"gpu_decode": wanted, "gpu_memory_bytes": 1 << 32, **SETTINGS}
     if wanted == "auto":
-        assert open_engine(MINI, **settings).decode.device is None
+        engine, room = open_engine(MINI, **SETTINGS), GpuRoom(1 << 32, None, 0, 0)
+        assert gpus._open_decode("auto", "cpu", engine.model, engine.pool, "exact", room) is None
         return
-    with pytest.raises(DoesNotFit, match="gpu-decode off"):
-        open_engine(MINI, **settings)
+    with pytest.raises(DoesNotFit, match=r"not fit its memory: out of luck.*gpu-decode off"):
+        open_engine(MINI, gpu_decode=wanted, gpu_memory_bytes=1 << 32, **SETTINGS)
 
 
 def test_no_memory_is_taken_for_steps_that_speculation_leaves_to_the_cpu(open_engine):

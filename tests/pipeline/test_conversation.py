@@ -62,7 +62,7 @@ def test_cancel_before_the_first_token_takes_the_message_back(conversation):
     conversation.cancel()
     *_, last = events
     assert last.finish_reason == "cancelled"
-    assert conversation.turns == []
+    assert (conversation.turns, conversation.used_tokens) == ([], 0)
     assert ask(conversation, "Hello!")[0] == "Hello! How can I assist you today?"
 
 

@@ -45,6 +45,14 @@ def test_other_names_are_refused(device, open_engine):
         open_engine(MINI, device=device)
 
 
+@pytest.mark.parametrize("device", ["cuda:0,cuda:0", "cuda:0,cuda:1,cuda:00"])
+def test_a_gpu_named_twice_is_refused_before_anything_is_loaded(device, open_engine, monkeypatch):
+    monkeypatch.setattr(engine_module, "load_model", None)
+    monkeypatch.setattr(engine_module, "open_gpus", None)
+    with pytest.raises(BadParameter, match="every GPU once"):
+        open_engine(MINI, device=device)
+
+
 @pytest.mark.parametrize(
     ("device", "names"),
     [
@@ -74,9 +82,6 @@ def test_what_is_missing_is_named(monkeypatch):
     fake_torch(monkeypatch, count=1)
     with pytest.raises(DeviceUnavailable, match="no cuda:1: this machine has 1"):
         devices.torch_devices("cuda:0,cuda:1")
-    for twice in ("cuda:0,cuda:0", "cuda:0,cuda:00"):
-        with pytest.raises(BadParameter, match="twice"):
-            devices.torch_devices(twice)
 
 
 @pytest.mark.parametrize("version", ["2.7.1+cu128", "2.6.0", "1.13"])
@@ -130,6 +135,28 @@ def test_auto_tells_why_a_gpu_is_not_used(open_engine, monkeypatch):
     engine = open_engine(MINI, device="auto")
     assert engine.prefill_choice.gpu is None
     assert "read by the CPU: there is no GPU" in engine.notice
+
+
+def test_decode_on_a_gpu_is_an_error_where_it_cannot_be(open_engine, monkeypatch):
+    monkeypatch.setattr(device_names, "has_gpu_file", lambda: False)
+    with pytest.raises(DeviceUnavailable, match=r"--gpu-decode on.*there is no GPU.*doctor"):
+        open_engine(MINI, device="auto", gpu_decode="on")
+    monkeypatch.setattr(device_names, "has_gpu_file", lambda: True)
+    for count, built, text in ((None, True, "without torch"), (0, False, "without CUDA")):
+        with monkeypatch.context() as patch:
+            fake_torch(patch, count=count, built=built)
+            with pytest.raises(DeviceUnavailable, match=f"--gpu-decode on.*{text}.*doctor"):
+                open_engine(MINI, device="auto", gpu_decode="on")
+    with pytest.raises(BadParameter, match="speculation is the CPU's"):
+        open_engine(MINI, device="cuda", gpu_decode="on", speculate=True)
+
+
+def test_auto_tells_that_the_cpu_decodes_too(open_engine, monkeypatch):
+    monkeypatch.setattr(device_names, "has_gpu_file", lambda: True)
+    monkeypatch.setattr(gpus, "SMALL_MODEL_BYTES", 0)
+    fake_torch(monkeypatch, count=0)
+    engine = open_engine(MINI, device="auto", gpu_decode="auto")
+    assert "prompts are read and answers written by the CPU: there is no GPU" in engine.notice
 
 
 def test_numbers_out_of_range_are_refused(open_engine):

@@ -42,9 +42,9 @@ def slots_of(session):
     return [cache.read(layer, 0, count) for layer in range(cache.num_layers)]
 
 
-def stop_after(patch, layers):
-    """Let so many layers of streamed prefills pass, and hold the next until it is cancelled."""
-    run_layer, passed = GpuSpan.run_layer, []
+def stop_after(patch, layers, kind=GpuSpan):
+    """Let so many layers of prefills pass, and hold the next until it is cancelled."""
+    run_layer, passed = kind.run_layer, []
 
     def held(span, cancel, window=0):
         while len(passed) >= layers and not cancel.raised:
@@ -52,7 +52,7 @@ def stop_after(patch, layers):
         passed.append(span)
         return run_layer(span, cancel, window)
 
-    patch.setattr(GpuSpan, "run_layer", held)
+    patch.setattr(kind, "run_layer", held)
 
 
 def raises(error):

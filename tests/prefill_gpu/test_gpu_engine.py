@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from oracles import MINI, expected
@@ -154,7 +156,21 @@ def test_decode_may_step_there_too(memory_bytes, open_engine, open_streamed):
     settings = {"compute": "exact", "gpu_memory_bytes": memory_bytes}
     engine = open_streamed(MINI, gpu_decode="on", **settings)
     assert isinstance(engine.decode.device, loop.HybridDecode)
-    assert answer(engine.session(), PROMPT)[0] == want
+    got, events = answer(engine.session(), PROMPT)
+    assert got == want and events[-1].stats.decode_device == "torch-cpu"
     assert open_streamed(MINI, **settings).decode.device is None
+    # On torch's CPU device only where it is asked for, however much memory there is.
+    assert open_streamed(MINI, gpu_decode="auto", **settings).decode.device is None
+
+
+@pytest.mark.parametrize("decode", ["off", "on"])
+@pytest.mark.parametrize("compute", ["bf16", "exact"])
+def test_memory_that_is_said_to_be_enough_is_enough(decode, compute, open_streamed):
+    settings = {"gpu_decode": decode, "compute": compute}
+    with pytest.raises(DoesNotFit) as caught:
+        open_streamed(MINI, gpu_memory_bytes=1_000_000, **settings)
+    enough = int(re.search(r"--gpu-memory (\d+)MB is enough", caught.value.next_step)[1])
+    engine = open_streamed(MINI, gpu_memory_bytes=enough * 10**6, **settings)
+    assert len(answer(engine.session(), PROMPT)[0]) == 8
     with pytest.raises(DoesNotFit):
-        open_streamed(MINI, gpu_decode="on", gpu_memory_bytes=1_000_000)
+        open_streamed(MINI, gpu_memory_bytes=(enough - 2) * 10**6, **settings)

@@ -13,7 +13,7 @@ from streams import Terminal, shown
 from moechat.errors import CheckpointDamaged
 from moechat.events import Finished, PrefillProgress, Queued, Token, TurnStats
 from moechat.terminal.sinks import PlainSink, escapes_allowed, format_error, print_closing
-from moechat.terminal.stats_text import stats_json, stats_line
+from moechat.terminal.stats_text import kv_note, stats_json, stats_line
 
 STATS = TurnStats(20, 5, 0.5, 0.6, 12, 0.25, seed=7)
 
@@ -120,9 +120,6 @@ def test_kv_bytes_are_told_where_the_path_is_lossy():
 
 
 def test_a_gpu_says_how_it_read_the_prompt():
-    assert "cpu" not in stats_line(
-        Finished("stop", "", TurnStats(20, 5, 0.5, prefill_device="cpu"))
-    )
     stats = TurnStats(
         20_000,
         5,
@@ -133,16 +130,60 @@ def test_a_gpu_says_how_it_read_the_prompt():
         prefill_compute_seconds=7.5,
         prefill_wait_seconds=2.25,
         prefill_attention="cudnn",
-        prefill_resumed_layers=3,
     )
     assert (
-        "2000 tok/s on cuda:0 (500 GB at 50.0 GB/s, 7.5 s of computing, 2.2 s of waiting, cudnn "
-        "attention), 3 layers kept from before; first"
+        "2000 tok/s on cuda:0 (500 GB at 50 GB/s, 7.5 s of computing, 2.2 s of waiting, cudnn "
+        "attention); first"
     ) in stats_line(Finished("stop", "", stats))
     counters = json.loads(stats_json(Finished("stop", "", stats)))
-    assert counters["prefill_device"] == "cuda:0" and counters["prefill_resumed_layers"] == 3
+    assert counters["prefill_device"] == "cuda:0"
     assert counters["prefill_streamed_bytes"] == 500 * 10**9
     assert (counters["prefill_compute_seconds"], counters["prefill_wait_seconds"]) == (7.5, 2.25)
+
+
+def test_a_slow_stream_has_a_rate_that_says_something():
+    stats = TurnStats(9, prefill_device="torch-cpu", prefill_streamed_bytes=28_600_000,
+                      prefill_stream_seconds=0.14)  # fmt: skip
+    assert "(28.6 MB at 204 MB/s, " in stats_line(Finished("stop", "", stats))
+
+
+def test_both_devices_are_named():
+    stats = TurnStats(
+        20, 5, 0.5, 0.6, 12, 0.25, prefill_device="cpu", decode_device="cuda:0, cpu"
+    )  # fmt: skip
+    line = stats_line(Finished("stop", "", stats))
+    assert "40 tok/s on cpu; first" in line and "48.0 tok/s on cuda:0, cpu; seed" in line
+    assert json.loads(stats_json(Finished("stop", "", stats)))["decode_device"] == "cuda:0, cpu"
+
+
+RESUMED = {"prefill_device": "cuda:0", "prefill_layers": 61, "prefill_resumed_layers": 40}
+
+
+def test_a_resumed_prompt_is_named_and_has_no_rate():
+    stats = TurnStats(20_000, 5, 3.2, 4.0, 12, 0.25, prefill_layers_done=61, **RESUMED)
+    line = stats_line(Finished("stop", "", stats))
+    assert "cached tokens, resumed at layer 40 of 61, 3.2 s on cuda:0; first token" in line
+    counters = json.loads(stats_json(Finished("stop", "", stats)))
+    assert counters["prefill_resumed_layers"] == 40 and counters["prefill_seconds"] == 3.2
+    assert counters["prefill_tokens_per_second"] == 0
+
+
+def test_a_prompt_that_was_cut_says_how_far_it_came():
+    stats = TurnStats(3034, 0, 1.25, prefill_device="cpu", prefill_layers=6, prefill_layers_done=4,
+                      kv_bytes=10, kv_native_bytes=20, kv_dropped_fraction=0.5)  # fmt: skip
+    end = Finished("cancelled", "", stats)
+    assert stats_line(end) == (
+        "prompt 3034 new + 0 cached tokens, interrupted at layer 4 of 6 after 1.2 s on cpu; "
+        "answer 0 tokens; seed 0; cancelled"
+    )
+    counters = json.loads(stats_json(end))
+    assert (counters["prefill_layers_done"], counters["prefill_layers"]) == (4, 6)
+    assert counters["prefill_seconds"] == 1.25 and counters["prefill_tokens_per_second"] == 0
+    assert kv_note(end, 0.1) == ""
+    again = TurnStats(3034, 0, 1.25, prefill_layers_done=50, **RESUMED)
+    assert "resumed at layer 40 of 61, interrupted at layer 50 of 61 after" in stats_line(
+        Finished("cancelled", "", again)
+    )
 
 
 def test_no_prefill_rate_without_a_prefill():
@@ -151,7 +192,9 @@ def test_no_prefill_rate_without_a_prefill():
 
 def test_a_prompt_that_was_cancelled_has_no_first_token():
     line = stats_line(Finished("cancelled", "", TurnStats(3034, 0, seed=1)))
-    assert line == "prompt 3034 new + 0 cached tokens; answer 0 tokens; seed 1; cancelled"
+    assert line == (
+        "prompt 3034 new + 0 cached tokens, none of them read; answer 0 tokens; seed 1; cancelled"
+    )
     some = TurnStats(9, 0, decode_tokens=2, decode_seconds=1.0, first_token_seconds=0.1)
     assert "first token 0.10 s; answer 2 tokens, " in stats_line(Finished("cancelled", "", some))
 
@@ -173,12 +216,12 @@ def test_progress_of_a_long_prefill_is_shown_on_terminals_and_erased():
     sink.write(events[1])
     assert "900 tokens: layer 5/6, 2 s" in shown(err.getvalue())
     sink.write(PrefillProgress(5, 6, 900, 15.0, stream_bytes_per_second=49.96e9))
-    assert "layer 5/6, 50.0 GB/s, 15 s, about 3 s left" in shown(err.getvalue())
-    # Four of five were kept from before: they say nothing of the time that a layer takes.
-    sink.write(PrefillProgress(5, 7, 900, 15.0, resumed_layers=4))
-    assert "layer 5/7, 15 s, about 30 s left" in shown(err.getvalue())
-    sink.write(PrefillProgress(4, 7, 900, 2.0, resumed_layers=4))
-    assert shown(err.getvalue()).rstrip().endswith("layer 4/7, 2 s")
+    assert "layer 5/6, 50 GB/s, 15 s, about 3 s left" in shown(err.getvalue())
+    sink.write(PrefillProgress(4, 6, 900, 4.0, stream_bytes_per_second=3.6e7, resumed_layers=3))
+    assert "layer 4/6, resumed at 3, 36 MB/s, 4 s, about 8 s left" in shown(err.getvalue())
+    sink.write(PrefillProgress(2, 6, 900, 2.0, resumed_layers=3))
+    assert "layer 2/6, resumed at 3, 2 s" in shown(err.getvalue())
+    assert "left" not in shown(err.getvalue())
     sink.write(Token(1, "x"))
     assert shown(err.getvalue()) == ""
     assert "\x1b" not in err.getvalue()

@@ -11,7 +11,7 @@ from moechat.bench.machine import available_memory_bytes, machine_facts, thread_
 from moechat.bench.model.probes import DecodeProbe, PrefillProbe, growing
 from moechat.bench.model.report import bytes_facts, decode_row, prefill_row, sampling_rows
 from moechat.bench.model.weight_bytes import of_files
-from moechat.bench.phases import phase_rows
+from moechat.bench.phases import device_phase_rows, phase_rows
 from moechat.bench.reading import Reader, populate
 from moechat.bench.settings import ModelSettings
 from moechat.bench.status_line import Show
@@ -139,6 +139,8 @@ class Turns:
             warm = [probe.burst() for probe in probes]
             rounds = [[probe.burst() for probe in probes] for _ in range(self._repetitions)]
             phases = phase_rows(probes[-1].burst, engines[-1].pool, "prompt", "prefill")
+            if engines[-1].prefill_choice.gpu is not None:
+                phases = device_phase_rows(probes[-1].stats, "prompt")
             yield tokens, [list(works) for works in zip(*rounds, strict=True)], phases
             # Four times the tokens take four to sixteen times as long: attention grows faster.
             fastest = min(sum(work.seconds for work in works) for works in (warm, *rounds))

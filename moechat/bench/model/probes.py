@@ -13,7 +13,7 @@ from moechat.bench.bursts import Work
 from moechat.decode.worker import StepLast
 from moechat.engine.engine import Engine
 from moechat.engine.session import Session
-from moechat.events import Finished
+from moechat.events import Finished, TurnStats
 from moechat.kv.packet import native_packet
 from moechat.quantize.float_codes import f32_to_bf16
 from moechat.sample.params import SamplingParams
@@ -98,6 +98,7 @@ class PrefillProbe:
     def __init__(self, engine: Engine, tokens: int) -> None:
         self.threads = engine.threads
         self._engine, self._tokens, self._seed = engine, tokens, 0
+        self.stats = TurnStats()  # of the last burst
 
     def burst(self) -> Work:
         """One prompt, another each time. Bytes are not counted: weights serve many tokens."""
@@ -108,7 +109,9 @@ class PrefillProbe:
         try:
             began, cpu_began = time.perf_counter(), time.process_time()
             session.extend(ids, logits=None)
-            return Work(1, time.perf_counter() - began, time.process_time() - cpu_began, 0)
+            work = Work(1, time.perf_counter() - began, time.process_time() - cpu_began, 0)
+            self.stats = session.last_stats
+            return work
         finally:
             session.close()
 

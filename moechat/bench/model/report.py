@@ -28,6 +28,8 @@ _PHASE_LEGEND = (
     "time"
 )
 
+_DEVICE_LEGEND = "As that burst counted itself; copies of weights run beside the layers"
+
 
 def seconds_keys(name: str, spread: Spread) -> dict[str, float]:
     """``name``_median, _min and _max."""
@@ -140,6 +142,7 @@ def tables(report: dict[str, Any]) -> list[Table]:
         for row in decode
     ]
     context, prompt = decode[0]["context_tokens"], prefill[-1]["prompt_tokens"]
+    reader = report.get("prefill_device", "cpu")
     return [
         prefill_table("prefill", prefill),
         Table("decode", head, cells, legend=_DECODE_LEGEND),
@@ -147,7 +150,15 @@ def tables(report: dict[str, Any]) -> list[Table]:
             _phase_table(f"phases of a token, context {context:,}", decode[0]["phases"], "token"),
             legend=_PHASE_LEGEND,
         ),
-        _phase_table(f"phases of a prompt of {prompt:,}", prefill[-1]["phases"], "prompt"),
+        replace(
+            _phase_table(
+                f"phases of a prompt of {prompt:,}",
+                prefill[-1]["phases"],
+                "prompt",
+                rest="outside the threads" if reader == "cpu" else "the rest",
+            ),
+            legend="" if reader == "cpu" else _DEVICE_LEGEND,
+        ),
     ]
 
 
@@ -160,21 +171,26 @@ def prefill_table(title: str, rows: Sequence[dict[str, Any]]) -> Table:
     return Table(title, ("PROMPT", *_RATE_HEAD, "SECONDS"), cells)
 
 
-def _phase_table(title: str, phases: list[dict[str, Any]], unit: str) -> Table:
-    """``SERIAL``: before a phase's tasks; ``IMBALANCE``: the busiest thread over the mean."""
+def _phase_table(
+    title: str, phases: list[dict[str, Any]], unit: str, rest: str = "outside the threads"
+) -> Table:
+    """``SERIAL``: before a phase's tasks; ``IMBALANCE``: the busiest thread over the mean.
+
+    ``rest``: what the phases leave of the time.
+    """
     cells: list[tuple[str | Bar, ...]] = [
         (
             phase["phase"],
             figure(phase[f"ms_per_{unit}"]),
-            figure(phase[f"open_ms_per_{unit}"]),
+            "-" if (serial := phase[f"open_ms_per_{unit}"]) is None else figure(serial),
             "-" if phase["imbalance"] is None else f"{phase['imbalance']:.2f}",
             Bar(phase["share_of_time"]),
         )
         for phase in phases
         if phase["share_of_time"] >= _LEAST_SHARE
     ]
-    rest = 1 - sum(phase["share_of_time"] for phase in phases)
-    cells.append(("outside the threads", "", "", "", Bar(max(rest, 0.0))))
+    left = 1 - sum(phase["share_of_time"] for phase in phases)
+    cells.append((rest, "", "", "", Bar(max(left, 0.0))))
     head = ("PHASE", "MS", "SERIAL MS", "IMBALANCE", "OF TIME")
     return Table(title, head, cells, frozenset({"PHASE"}))
 

@@ -61,6 +61,7 @@ class HybridDecode:
         kv_limit_bytes: int | None = None,
     ) -> None:
         self._device = torch.device(device)
+        self.name = "torch-cpu" if self._device.type == "cpu" else str(device)
         self.sharing = GpuSharing(self._device)
         # What this thread asks of the device waits for nothing that a prompt asks of it.
         self._stream = own_stream(self._device)

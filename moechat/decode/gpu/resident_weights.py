@@ -14,7 +14,7 @@ import numpy as np
 import torch  # type: ignore[import-not-found, unused-ignore]
 from numpy.typing import NDArray
 
-from moechat.gpu_weights.decode import decode, weight_of
+from moechat.gpu_weights.decode import decode, stays_stored, weight_of
 from moechat.gpu_weights.stored import StoredMatrix, StoredWeights
 from moechat.gpu_weights.weight import Fp8Matrix, Weight
 from moechat.models.spec import BoundTensor, LatentAttention, ModelSpec
@@ -141,12 +141,10 @@ class ResidentWeights:
             self._matrices["+".join(roles)] = joined
 
     def _load(self, stored: StoredMatrix, role: str, first: int | None) -> Weight:
-        exact = self.compute == "exact" or role.rsplit(".", 1)[-1] in _FLOAT32_ROLES
-        exact = exact or stored.layout.format in ("f32", "f16")
+        dtype = _dtype(stored, role, self.compute)
         data, scale = self._upload(stored.data), None
         if stored.scale is not None:
             scale = self._upload(stored.scale)
-        dtype = torch.float32 if exact else torch.bfloat16
         weight = weight_of(stored.layout, data, scale, dtype)[0]
         if first is not None:
             if isinstance(weight, Fp8Matrix):
@@ -156,6 +154,28 @@ class ResidentWeights:
 
     def _upload(self, values: NDArray[np.uint8]) -> torch.Tensor:
         return torch.from_numpy(np.array(values)[None]).to(self.device)
+
+
+def resident_bytes(stored: StoredWeights, compute: str) -> int:
+    """What ``ResidentWeights`` of these takes of its device."""
+    total = sum(values.nbytes for values in stored.vectors.values())
+    for role, half in stored.roles.items():
+        if role == "embedding" and "head" in stored.roles:
+            continue
+        matrix = stored.matrices[half.key]
+        layout, dtype = matrix.layout, _dtype(matrix, role, compute)
+        if half.first is None and layout.format == "fp8" and stays_stored(layout, dtype):
+            total += layout.rows * layout.cols + 4 * layout.grid[0] * layout.grid[1]
+        else:
+            count = 1 if half.first is None else 2
+            total += layout.rows * layout.cols * dtype.itemsize // count
+    return total
+
+
+def _dtype(stored: StoredMatrix, role: str, compute: str) -> torch.dtype:
+    exact = compute == "exact" or role.rsplit(".", 1)[-1] in _FLOAT32_ROLES
+    exact = exact or stored.layout.format in ("f32", "f16")
+    return torch.float32 if exact else torch.bfloat16
 
 
 def _joined(weights: list[Weight]) -> Weight | None:

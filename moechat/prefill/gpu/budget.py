@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch  # type: ignore[import-not-found, unused-ignore]
 
 from moechat.errors import DoesNotFit
@@ -32,33 +34,17 @@ def fit_settings(
     matrices on the device; what still is left makes more slots. A pass needs ``activation_bytes``
     beside them. Raises DoesNotFit when two slots of one expert do not fit, or no two layers.
     """
-    layers = [
-        {key: weights.matrices[key] for key in weights.layer_keys(layer)}
-        for layer in range(num_layers)
-    ]
-    head = {key: weights.matrices[key] for key in ("head",) if key in weights.matrices}
-    if not head:  # tied: the embedding is multiplied with
-        head = {"embedding": weights.matrices["embedding"]}
-    fixed = total_bytes(head) + _decoded_bytes(head, dtype)
-    fixed += max(_decoded_bytes(layer, dtype) for layer in layers)
-    sizes = [total_bytes(layer) for layer in layers]
-    streamed = 2 * max(sizes)  # where not all stay
-    left = memory_bytes - beside_bytes - fixed
-    experts = [
-        {name: part[0] for name, part in stack.parts.items()} for stack in weights.experts.values()
-    ]
-    one = max((total_bytes(expert) for expert in experts), default=0)
-    decoded = max((_decoded_bytes(expert, dtype) for expert in experts), default=0)
-    # Without experts all layers may stay, and nothing is streamed.
-    least = min(streamed, sum(sizes)) if not experts else streamed + MIN_SLOTS * one + decoded
-    if left < least:
+    parts = _Parts.of(weights, dtype, num_layers)
+    sizes, streamed, one, decoded = parts.sizes, parts.streamed, parts.one, parts.one_decoded
+    needed = beside_bytes + parts.least
+    if memory_bytes < needed:
         raise DoesNotFit(
             "the weights cannot be streamed through this GPU",
-            f"{size_text(memory_bytes)} of its memory may be taken, "
-            f"and {size_text(memory_bytes - left + least)} are needed",
+            f"{size_text(needed)} are needed, and {size_text(memory_bytes)} are there",
             "Leave it more memory, if --gpu-memory bounds it, or use the CPU: --device cpu",
         )
-    if not experts:
+    left = memory_bytes - beside_bytes - parts.fixed
+    if not weights.experts:
         resident = left if sum(sizes) <= left else left - streamed
         return StreamSettings(resident_bytes=resident)
     num_slots = USUAL_SLOTS
@@ -73,6 +59,55 @@ def fit_settings(
         )
     more = (left - sum(sizes)) // (size * one)
     return StreamSettings(group_bytes=size * one, num_slots=min(MAX_SLOTS, num_slots + more))
+
+
+def least_bytes(weights: StoredWeights, dtype: torch.dtype, *, num_layers: int) -> int:
+    """With so much memory ``fit_settings`` finds settings, if only just."""
+    return _Parts.of(weights, dtype, num_layers).least
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What has to be there whatever else is, in bytes."""
+
+    fixed: int  # the head, and the largest layer decoded
+    sizes: list[int]  # of the layers, less their experts
+    one: int  # expert, as stored; 0 without experts
+    one_decoded: int
+
+    @classmethod
+    def of(cls, weights: StoredWeights, dtype: torch.dtype, num_layers: int) -> _Parts:
+        layers = [
+            {key: weights.matrices[key] for key in weights.layer_keys(layer)}
+            for layer in range(num_layers)
+        ]
+        head = {key: weights.matrices[key] for key in ("head",) if key in weights.matrices}
+        if not head:  # tied: the embedding is multiplied with
+            head = {"embedding": weights.matrices["embedding"]}
+        experts = [
+            {name: part[0] for name, part in stack.parts.items()}
+            for stack in weights.experts.values()
+        ]
+        return cls(
+            fixed=total_bytes(head)
+            + _decoded_bytes(head, dtype)
+            + max(_decoded_bytes(layer, dtype) for layer in layers),
+            sizes=[total_bytes(layer) for layer in layers],
+            one=max((total_bytes(expert) for expert in experts), default=0),
+            one_decoded=max((_decoded_bytes(expert, dtype) for expert in experts), default=0),
+        )
+
+    @property
+    def streamed(self) -> int:
+        """Two layers, where not all stay."""
+        return 2 * max(self.sizes)
+
+    @property
+    def least(self) -> int:
+        """With slots of one expert. Without experts all layers may stay, and none streams."""
+        if not self.one:
+            return self.fixed + min(self.streamed, sum(self.sizes))
+        return self.fixed + self.streamed + MIN_SLOTS * self.one + self.one_decoded
 
 
 def _decoded_bytes(matrices: dict[str, StoredMatrix], dtype: torch.dtype) -> int:

@@ -10,7 +10,7 @@ from moechat.errors import DoesNotFit
 from moechat.gpu_weights.stored import StoredWeights
 from moechat.models.spec import BoundTensor, ModelSpec
 from moechat.prefill.gpu.activations import activation_bytes
-from moechat.prefill.gpu.budget import fit_settings
+from moechat.prefill.gpu.budget import fit_settings, least_bytes
 from moechat.prefill.gpu.plan import StreamSettings
 
 RESERVE_BYTES = 1 << 30  # of a GPU, for the driver, libraries and whatever shows the screen
@@ -28,6 +28,23 @@ def free_memory_bytes(devices: Sequence[str]) -> int | None:
     torch.cuda.empty_cache()  # what an engine before this one has left to torch
     free = [torch.cuda.mem_get_info(name)[0] for name in devices]
     return max(0, min(free) - RESERVE_BYTES)
+
+
+def least_memory_bytes(
+    spec: ModelSpec,
+    weights: StoredWeights,
+    *,
+    compute: str,
+    context_tokens: int,
+    chunk_tokens: int,
+) -> int:
+    """With so much of each device ``plan_stream`` finds a plan, if only just."""
+    few = min(LEAST_TOKENS, context_tokens)
+    dtype = _DTYPES[compute]
+    activations = activation_bytes(
+        spec, few, chunk_tokens, prefix_tokens=context_tokens - few, dtype=dtype
+    )
+    return activations + least_bytes(weights, dtype, num_layers=spec.num_layers)
 
 
 def plan_stream(

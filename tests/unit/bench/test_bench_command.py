@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from moechat.bench.__main__ import main
 from moechat.bench.command import run_model, run_synthetic
 from moechat.bench.model.measure import measure_model
-from moechat.bench.model.report import facts
+from moechat.bench.model.report import facts, tables
 from moechat.bench.settings import ModelSettings
 from moechat.bench.synthetic.folder import synthetic_root
 from moechat.bench.synthetic.measure import measure_synthetic
@@ -100,6 +100,13 @@ def test_prompts_may_be_read_by_another_device():
     report = measure_model("mini", settings, silent)
     assert report["prefill_device"] == "torch-cpu"
     assert "prompts read by torch-cpu" in facts(report)[0]
+    shares = {p["phase"]: p["share_of_time"] for p in report["prefill"][-1]["phases"]}
+    assert set(shares) == {"layers on torch-cpu", "waiting for weights"}
+    assert 0.3 < shares["layers on torch-cpu"] <= 1 and 0 <= shares["waiting for weights"] < 0.7
+    table = tables(report)[-1]
+    assert table.rows[0][0] == "layers on torch-cpu" and table.rows[-1][0] == "the rest"
+    assert "copies of weights run beside" in table.legend
+    assert tables(report)[-2].rows[-1][0] == "outside the threads"
 
 
 @pytest.mark.parametrize(("name", "layers"), [("deepseek-v3", 2), ("gpt-oss-20b", 4)])

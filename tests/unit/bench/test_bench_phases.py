@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from moechat.bench.bursts import Work
-from moechat.bench.phases import phase_rows
+from moechat.bench.phases import device_phase_rows, phase_rows
+from moechat.events import TurnStats
 
 
 class Pool:
@@ -53,3 +54,14 @@ def test_profiling_ends_with_an_error_too():
     with pytest.raises(RuntimeError):
         phase_rows(fail, pool, "call")
     assert pool.profiling == [True, False]
+
+
+def test_a_gpus_phases_are_those_of_the_prefills_own_clock():
+    stats = TurnStats(
+        prefill_seconds=2.0, prefill_compute_seconds=1.5, prefill_wait_seconds=0.25,
+        prefill_device="cuda:0",
+    )  # fmt: skip
+    layers, waiting = device_phase_rows(stats, "prompt")
+    assert (layers["phase"], layers["ms_per_prompt"]) == ("layers on cuda:0", 1500)
+    assert (layers["share_of_time"], waiting["share_of_time"]) == (0.75, 0.125)
+    assert layers["imbalance"] is layers["open_ms_per_prompt"] is None

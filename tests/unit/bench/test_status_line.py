@@ -42,6 +42,39 @@ def test_pipes_get_what_is_said_and_nothing_else():
     assert stderr.getvalue() == "this stays\n"
 
 
+def test_pipes_hear_now_and_then_how_far_it_is(monkeypatch):
+    monkeypatch.setattr(status_line, "_TICK_SECONDS", 0.01)
+    monkeypatch.setattr(status_line, "_PLAIN_SECONDS", 0.2)
+    stderr = io.StringIO()
+    with StatusLine(stderr) as line:
+        began = time.monotonic()
+        number = 0
+        while stderr.getvalue().count("\n") < 3:
+            number += 1
+            line.show(f"step {number}")
+            assert time.monotonic() < began + 10
+            time.sleep(0.001)
+        passed = time.monotonic() - began
+    assert passed >= 3 * 0.2 and all(
+        shown.startswith("step ") for shown in stderr.getvalue().splitlines()
+    )
+
+
+def test_pipes_hear_of_a_line_that_stands_and_of_no_blank_one(monkeypatch):
+    monkeypatch.setattr(status_line, "_TICK_SECONDS", 0.02)
+    monkeypatch.setattr(status_line, "_PLAIN_SECONDS", 0.1)
+    stderr = io.StringIO()
+    with StatusLine(stderr) as line:
+        line.show("   ")
+        time.sleep(0.25)
+        assert stderr.getvalue() == ""
+        line.show("decode")
+        began = time.monotonic()
+        while "decode (1 s)\n" not in stderr.getvalue():
+            assert time.monotonic() < began + 10
+            time.sleep(0.02)
+
+
 def test_a_closed_terminal_is_survived():
     with StatusLine(Closed()) as line:
         line.show("decode")

@@ -3,6 +3,7 @@
 import io
 import sys
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 
@@ -28,6 +29,7 @@ class ScriptedEngine:
         self.closed = 0
         self.context_tokens = 4096
         self.notice = ""
+        self.prefill_choice = SimpleNamespace(gpu=None)
         self.trained_context_tokens = 4096
         self.fit = None
         self.stats = TurnStats(3, 0, 0.1, 0.1, 3, 0.1, 77)

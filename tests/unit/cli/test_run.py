@@ -155,6 +155,7 @@ def test_engine_flags_reach_the_engine(moechat):
     [
         ("--device", "gpu"),
         ("--device", "cuda:0,"),
+        ("--device", "cuda:0,cuda:0"),
         ("--gpu-memory", "20"),
         ("--gpu-memory", "0GB"),
         ("--gpu-memory", "-1GB"),

@@ -91,6 +91,7 @@ class FakeEngine(nullcontext):
         self.text, self.answer, self.context_tokens = FakeText(), answer, context_tokens
         self.sessions = []
         self.kv_policy = SimpleNamespace(bytes=8, logit=5.0)
+        self.prefill_choice = SimpleNamespace(gpu=None, names_used="")
         self.check = lambda session: None
 
     def session(self):

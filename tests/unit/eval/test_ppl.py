@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
-from fake_engine import FakeEngine
+from fake_engine import FakeEngine, FakeSession
 
 from moechat.errors import Usage
 from moechat.eval.ppl import PIECE_TOKENS, Perplexity, measure_perplexity
@@ -44,6 +45,22 @@ def test_long_windows_are_read_in_pieces():
     pieces = [len(ids) for logits, ids in engine.sessions[0].calls if logits == "all"]
     assert pieces == [PIECE_TOKENS, 49] and found.total.tokens == PIECE_TOKENS + 49
     assert found.total.perplexity == pytest.approx(1 / SHARE)
+
+
+@pytest.mark.parametrize(("vocab", "pieces"), [(1000, [600]), (1 << 19, [256, 256, 88])])
+def test_a_gpu_reads_as_much_at_once_as_its_logits_allow(vocab, pieces):
+    engine = FakeEngine()
+    engine.text.bos = False
+    engine.prefill_choice.gpu = object()
+    engine.spec = SimpleNamespace(vocab_size=vocab)
+    engine.session = lambda: made.append(Wide(engine)) or made[-1]
+    made = []
+    measure(engine, Source(text=words(601)))
+    assert [len(ids) for logits, ids in made[0].calls if logits == "all"] == pieces
+
+
+class Wide(FakeSession):
+    vocab = 700
 
 
 def test_chats_are_scored_whole_and_alone():
