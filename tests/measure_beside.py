@@ -3,7 +3,8 @@
 DeepSeek-V3's real shapes and depth, of random weights of which a few layers are on disk
 (deep_model), or --model PATH. In turn: one session decodes alone; another's prompt is stream-loaded
 alone; both at once. By token: median and 99th percentile of its time; by prompt: its seconds. One
-JSON object a line. Needs torch with CUDA, numpy and the native module.
+JSON object a line, plain reading of memory alone and beside a prompt among them. Needs torch with
+CUDA, numpy and the native module.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numpy as np
 from deep_model import deepened, synthetic
 
 from moechat import Engine, SamplingParams
+from moechat.bench.reading import Reader, populate
 
 ENDLESS = SamplingParams(temperature=0, max_tokens=100_000, ignore_end=True)
 
@@ -87,25 +89,67 @@ def shown(seconds: list[float]) -> dict[str, float]:
     }
 
 
+def server_times(engine: Engine) -> dict[str, float]:
+    """Of the routed experts: sums since the engine was opened."""
+    server = engine.decode.device.server  # type: ignore[union-attr]
+    return dict(server.times)
+
+
+def a_request(engine: Engine, before: dict[str, float]) -> dict[str, float]:
+    """What one took on average since then: the experts, and the wait for it."""
+    after = server_times(engine)
+    count = max(1, after["num_requests"] - before["num_requests"])
+    return {
+        f"{name}_ms": round((after[f"{name}_seconds"] - before[f"{name}_seconds"]) / count * 1e3, 3)
+        for name in ("experts", "waiting")
+    }
+
+
+def reading_rates(engine: Engine, tokens: int) -> None:
+    """Plain reading alone, and beside a prompt: what decode's experts can have at best."""
+    files = [file.resolve() for file in engine.model.files.weight_files]
+    mapping = np.memmap(max(files, key=lambda file: file.stat().st_size), np.uint8, "r")
+    populate(files, 1 << 40)
+    reader = Reader([mapping], {engine.threads: engine.pool}, 0.4)
+    alone = [reader.read(engine.threads).best for _ in range(5)]
+    prompt = threading.Thread(target=prompt_seconds, args=(engine, tokens, 98))
+    prompt.start()
+    time.sleep(1.0)
+    beside = []
+    while prompt.is_alive():
+        beside.append(reader.read(engine.threads).best)
+    prompt.join()
+    kept = beside[:-1] or beside  # the last one may have begun when the prompt had ended
+    say(
+        "plain reading",
+        alone_gb_per_s=round(statistics.median(alone) / 1e9, 1),
+        beside_gb_per_s=round(statistics.median(kept) / 1e9, 1),
+        all_beside=[round(one / 1e9) for one in kept],
+    )
+
+
 def rounds(engine: Engine, options: argparse.Namespace) -> None:
     alone_s: list[float] = []
     beside_s: list[float] = []
     prompts: dict[str, list[float]] = {"alone": [], "beside": []}
     prompt_seconds(engine, options.tokens, 99)  # files page-locked, kernels compiled
+    reading_rates(engine, options.tokens)
     for number in range(options.rounds):
         began, ended = prompt_seconds(engine, options.tokens, number)
         prompts["alone"].append(ended - began)
         decoder = Decoder(engine, list(range(3, 67)))
-        began = time.perf_counter()
+        began, served = time.perf_counter(), server_times(engine)
         time.sleep(options.alone_seconds)
         taken = decoder.between(began, time.perf_counter())
         alone_s += taken
-        say("tokens alone", **shown(taken))
+        say("tokens alone", **shown(taken), **a_request(engine, served))
+        served = server_times(engine)
         began, ended = prompt_seconds(engine, options.tokens, 50 + number)
         prompts["beside"].append(ended - began)
         taken = decoder.between(began, ended)
         beside_s += taken
-        say("tokens beside", **shown(taken), all_ms=[round(one * 1e3) for one in taken])
+        all_ms = [round(one * 1e3) for one in taken]
+        say("tokens beside", **shown(taken), **a_request(engine, served), all_ms=all_ms)
         decoder.close()
     medians = {name: statistics.median(seconds) for name, seconds in prompts.items()}
     alone, beside = shown(alone_s), shown(beside_s)

@@ -212,35 +212,56 @@ def measure_speed(model: SyntheticModel, device: str, options: argparse.Namespac
 
 
 def deep(device: str, options: argparse.Namespace) -> None:
-    """Layers as many as the original's; anti-phase at several balances of CPU and GPU."""
+    """Layers as many as the original's; anti-phase at several balances of CPU and GPU.
+
+    Then of fewer layers: what one more MoE layer takes.
+    """
     with ExitStack() as stack:
         path = options.path or stack.enter_context(synthetic(options.layers, options.folder))
-        stack.enter_context(deepened(WHOLE_DENSE + WHOLE_MOE))
-        engine, hybrid = stack.enter_context(opened(path, device, threads=options.threads))
-        populate([path.resolve() for path in engine.model.files.weight_files], 1 << 40)
-        lanes, read = hybrid.lanes, reading_rate(engine, path)
-        for _ in range(options.rounds):
-            found = times_of(engine, hybrid, options.steps)
-            show_times("61 layers", found)
-            experts, layers = found["experts_seconds"], WHOLE_DENSE + WHOLE_MOE
-            used = expert_bytes(engine) / experts
-            rest = (found["step_seconds"] - WHOLE_MOE * experts) / layers
-            gpu, at_once = (
-                found[f"{name}_seconds"] / layers for name in ("gpu", "answered_at_once")
-            )
-            say(
-                f"CPU experts {experts * 1e3:.3f} ms a MoE layer, {used / 1e9:.1f} GB/s, plain "
-                f"reading {read / 1e9:.1f} GB/s: {used / read:.2f}; the rest of the step "
-                f"{rest * 1e3:.3f} ms a layer; GPU alone {gpu * 1e3:.3f}; "
-                f"answered at once {at_once * 1e3:.3f} a layer"
-            )
-            for share in options.shares:
-                no_experts_on_cpu(engine, hybrid, share)
-                for sessions, anti_phase in ((1, False), (2, False), (2, True)):
-                    hybrid.lanes = lanes if anti_phase else lanes[:1]
-                    beside(engine, hybrid, sessions, share, options.steps)
-            hybrid.lanes = lanes
-            no_experts_on_cpu(engine, hybrid, 0.0)
+        found = {}
+        for layers in (WHOLE_DENSE + WHOLE_MOE, WHOLE_DENSE + WHOLE_MOE // 2):
+            with deepened(layers), opened(path, device, threads=options.threads) as opened_one:
+                engine, hybrid = opened_one
+                populate([path.resolve() for path in engine.model.files.weight_files], 1 << 40)
+                found[layers] = times_of(engine, hybrid, options.steps)
+                show_times(f"{layers} layers", found[layers])
+                if layers == WHOLE_DENSE + WHOLE_MOE:
+                    used = expert_bytes(engine) / found[layers]["experts_seconds"]
+                    read = reading_rate(engine, path)
+                    say(
+                        f"CPU experts {used / 1e9:.1f} GB/s, plain reading {read / 1e9:.1f} GB/s: "
+                        f"{used / read:.2f}"
+                    )
+                    balances(engine, hybrid, options)
+        (layers, whole), (fewer, half) = found.items()
+        one = {
+            key: (whole[key] - half[key]) / (layers - fewer) for key in whole if key in _STEP_TIMES
+        }
+        show_times("one more MoE layer", one)
+        requests = [
+            moe * part["experts_seconds"]
+            for moe, part in zip((WHOLE_MOE, WHOLE_MOE // 2), (whole, half))
+        ]
+        experts = (requests[0] - requests[1]) / (layers - fewer)
+        rest = one["step_seconds"] - experts
+        say(
+            f"of it the CPU's experts {experts * 1e3:.3f} ms, hand-over and GPU {rest * 1e3:.3f} ms"
+        )
+
+
+_STEP_TIMES = ("step_seconds", "answered_at_once_seconds", "gpu_seconds")
+
+
+def balances(engine: Engine, hybrid: HybridDecode, options: argparse.Namespace) -> None:
+    """One session, two in a batch, and two in turns, where a share of the experts is left out."""
+    lanes = hybrid.lanes
+    for share in options.shares:
+        no_experts_on_cpu(engine, hybrid, share)
+        for sessions, anti_phase in ((1, False), (2, False), (2, True)):
+            hybrid.lanes = lanes if anti_phase else lanes[:1]
+            beside(engine, hybrid, sessions, share, options.steps)
+    hybrid.lanes = lanes
+    no_experts_on_cpu(engine, hybrid, 0.0)
 
 
 def show_times(name: str, found: dict[str, float]) -> None:
@@ -317,7 +338,6 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=None)
     parser.add_argument("--path", type=Path, help="of the model of part deep")
     parser.add_argument("--shares", type=float, nargs="*", default=[0.0, 0.85, 0.92, 0.96])
-    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--models", type=Path, nargs="*", default=[MINI])
     options = parser.parse_args()
     if options.part in ("smoke", "all"):
