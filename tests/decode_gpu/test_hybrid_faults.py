@@ -10,7 +10,8 @@ import pytest
 from oracles import SMALL_ORACLE, oracle_folder
 
 from moechat import SamplingParams
-from moechat.errors import DoesNotFit, MoechatError, NonFiniteLogits
+from moechat.decode.worker import Call
+from moechat.errors import DoesNotFit, EngineClosed, MoechatError, NonFiniteLogits
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'moechat[gpu]'")
 from hybrid_engine import with_hybrid  # noqa: E402
@@ -196,3 +197,23 @@ def test_caches_that_do_not_fit_are_decoded_on_the_cpu(open_engine, monkeypatch)
     hybrid.caches.reserve([])
     with pytest.raises(DoesNotFit, match="KV caches"):
         hybrid.caches.reserve([engine.session().cache for _ in range(2)])
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("error", [RuntimeError("the device failed"), OSError("whatever else")])
+def test_a_device_that_fails_at_close_keeps_nobody_waiting(error, engine, monkeypatch):
+    worker, heard = engine.decode, []
+
+    def fail():  # somebody asks for something in the last moment
+        worker.channel.send(Call(lambda: None, lambda _, refused: heard.append(refused)))
+        raise error
+
+    hybrid = worker.device
+    monkeypatch.setattr(hybrid, "close", fail)
+    engine.close()
+    assert [type(refused) for refused in heard] == [EngineClosed]
+    assert worker.device is None
+    with pytest.raises(EngineClosed):
+        worker.channel.send(Call(lambda: None, lambda *_: None))
+    monkeypatch.undo()
+    hybrid.close()

@@ -100,7 +100,7 @@ def test_too_little_memory_is_said_with_its_size() -> None:
     weights = StoredWeights.of(tensors)
     with pytest.raises(DoesNotFit, match="cannot be streamed") as caught:
         fit_settings(weights, torch.bfloat16, 10_000, num_layers=spec.num_layers)
-    assert "10 kB of its memory" in caught.value.why and " 0 B" not in caught.value.why
+    assert "and 10 kB are there" in caught.value.why and " 0 B" not in caught.value.why
     assert "--device cpu" in caught.value.next_step
 
 

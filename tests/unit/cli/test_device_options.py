@@ -20,3 +20,14 @@ def test_options_of_a_gpu_that_do_nothing_are_named_on_stderr(moechat, verb):
     assert moechat(*verb, "--device", "cpu", "--gpu-decode", "off").stderr == ""
     moechat.engine.prefill_choice.gpu = object()
     assert moechat(*verb, *both).stderr == ""
+
+
+def test_options_of_devices_reach_the_engine(moechat):
+    moechat("run", "mini", "--device", "cuda:0,cuda:1", "--gpu-memory", "1.5GiB", "q")
+    assert moechat.engine.settings["device"] == "cuda:0,cuda:1"
+    assert moechat.engine.settings["gpu_memory_bytes"] == 3 << 29
+    moechat("run", "mini", "--gpu-prefill-tokens", "0", "q")
+    assert moechat.engine.settings["gpu_prefill_tokens"] == 0
+    for text, value in (("0", 0), ("12", 12), ("auto", "auto")):
+        moechat("run", "mini", "--gpu-experts", text, "q")
+        assert moechat.engine.settings["gpu_experts"] == value
