@@ -1,4 +1,4 @@
-"""Results of a lane on their way to host memory, without a wait in the middle of a layer."""
+"""What a lane sends to host memory and takes from it, without a wait in the middle of a layer."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import torch  # type: ignore[import-not-found, unused-ignore]
 from numpy.typing import NDArray
 
+from moechat.gpu_weights.host_read import from_host
 from moechat.prefill.gpu.exchange import host_buffer, mark
 
 
@@ -44,3 +45,30 @@ class HostCopies:
         there = self._memory[name][:size].view(tensor.dtype).view(tensor.shape)
         there.copy_(tensor, non_blocking=True)
         return HostCopy(there, mark(tensor.device))
+
+
+class HostReads:
+    """Page-locked memory of one lane that its device reads, by name: one read of a name at a time.
+
+    By kernels: a copy would wait until the weights' copies pause (host_read).
+    """
+
+    def __init__(self) -> None:
+        self._memory: dict[str, tuple[torch.Tensor, Any]] = {}
+
+    def start(self, name: str, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """``tensor``, of host memory, on the device, in order of the current stream."""
+        if device.type != "cuda" or not tensor.numel():
+            return tensor.to(device)
+        size = tensor.numel() * tensor.element_size()
+        memory, done = self._memory.get(name, (None, None))
+        if done is not None:
+            done.synchronize()  # of the layer before: long ago
+        if memory is None or len(memory) < size:
+            memory = host_buffer(size)
+        here = memory[:size].view(tensor.dtype).view(tensor.shape)
+        here.copy_(tensor)
+        there = torch.empty_like(here, device=device)
+        from_host(there, here)
+        self._memory[name] = memory, mark(device)
+        return there

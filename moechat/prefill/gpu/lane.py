@@ -31,7 +31,7 @@ from moechat.models.spec import ModelSpec, MoeSpec
 from moechat.prefill.gpu.attention import Backend
 from moechat.prefill.gpu.exchange import Exchange
 from moechat.prefill.gpu.experts import add_experts, add_mlp, group_tokens
-from moechat.prefill.gpu.host_copy import HostCopies, HostCopy
+from moechat.prefill.gpu.host_copy import HostCopies, HostCopy, HostReads
 from moechat.prefill.gpu.lanes import Chunk, current
 from moechat.prefill.gpu.layer_attention import LayerAttention
 from moechat.prefill.gpu.prefix import Prefix
@@ -83,7 +83,7 @@ class Lane:
         self._first_position, self._num_tokens = first_position, num_tokens
         self._chunk_tokens = chunk_tokens
         self._angles: dict[tuple[int, int], Angles] = {}
-        self._host = HostCopies()
+        self._host, self._reads = HostCopies(), HostReads()
 
     def embed(self, tokens: NDArray[np.int64]) -> None:
         """The residual stream before the first layer. ``tokens``: all T."""
@@ -126,7 +126,8 @@ class Lane:
     def _attention(self, layer: int, prefix: Prefix, window: int) -> LaneOutput:
         spec, source, role = self._spec, self.source, f"layers.{layer}."
         eps, norm = spec.rms_norm_eps, source.vector(role + "attention_norm")
-        prefix = replace(prefix, slots_PW=_uploaded(prefix.slots_PW, source.device))
+        held_PW = self._reads.start("prefix", prefix.slots_PW, source.device)
+        prefix = replace(prefix, slots_PW=held_PW.float())
         normed = [rms_norm(self.x_tD[chunk.own], norm, eps, source.dtype) for chunk in self.chunks]
         by = [self._angles_of(layer, chunk) for chunk in self.chunks]
         slots = [new_slots(spec, source, role, *each) for each in zip(by, normed)]
@@ -310,13 +311,6 @@ class Lane:
         """The other lanes, each lane beginning behind itself, so that not all read the same one."""
         count = len(self._plan)
         return [(self.number + step) % count for step in range(1, count)]
-
-
-def _uploaded(slots_PW: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """In float32."""
-    if device.type == "cuda" and len(slots_PW):
-        slots_PW = slots_PW.pin_memory()  # else the host would wait
-    return slots_PW.to(device, non_blocking=True).float()
 
 
 def _prefix_of(prefix: Prefix, chunk: Chunk, slots_TW: torch.Tensor | None) -> Prefix:
