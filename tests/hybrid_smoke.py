@@ -36,6 +36,7 @@ def opened(
     """``gpu_experts``: the device's, by layer, as many of each."""
     threads = settings.pop("threads", None)
     compute = settings.pop("compute", "bf16")
+    settings.setdefault("anti_phase", True)
     with Engine.open(folder, threads=threads, compute=compute) as engine:
         hybrid = HybridDecode(
             engine.spec,

@@ -104,8 +104,8 @@ def gpu_chain_seconds(hybrid: HybridDecode) -> float:
     seconds = []
     for _ in range(7):
         start = time.perf_counter()
-        with torch.cuda.stream(runner._stream):
-            runner._graphs[1].graph.replay()
+        with torch.cuda.stream(runner._streams[0]):
+            runner._graphs[1, False].graph.replay()
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
     lane.reset()

@@ -16,6 +16,7 @@ def with_hybrid(
     """Make the engine's decode thread use it from now on; no request has been made yet."""
     tensors = find_model_files(folder).bind()
     settings.setdefault("device", "cpu")
+    settings.setdefault("anti_phase", True)
     hybrid = HybridDecode(
         engine.spec,
         tensors,

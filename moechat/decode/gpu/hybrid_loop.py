@@ -20,6 +20,7 @@ from moechat.decode.gpu.device_cache import DeviceCaches
 from moechat.decode.gpu.expert_thread import ExpertThread
 from moechat.decode.gpu.hot_experts import HotExperts, Uses
 from moechat.decode.gpu.hybrid_step import StepLost
+from moechat.decode.gpu.lane_choice import LaneChoice
 from moechat.decode.gpu.own_stream import on_stream, own_stream
 from moechat.decode.gpu.resident_weights import ResidentWeights
 from moechat.decode.gpu.sm_partition import GpuSharing
@@ -44,7 +45,8 @@ class _Batch:
 class HybridDecode:
     """Weights, caches, and lanes on one device, with the server of their experts.
 
-    Used by the decode thread alone. ``anti_phase``: two lanes as soon as two sessions decode.
+    Used by the decode thread alone. ``anti_phase``: two lanes as soon as two sessions decode; None:
+    where that is faster than one batch.
     Raises BadParameter for weights of formats that no GPU path reads.
     """
 
@@ -57,7 +59,7 @@ class HybridDecode:
         *,
         device: torch.device | str,
         compute: str = "bf16",
-        anti_phase: bool = True,
+        anti_phase: bool | None = None,
         kv_limit_bytes: int | None = None,
     ) -> None:
         self._device = torch.device(device)
@@ -74,9 +76,10 @@ class HybridDecode:
             )
             self.lanes = [
                 StepLane(self.weights, self.caches, self.sharing)
-                for _ in range(2 if anti_phase else 1)
+                for _ in range(1 if anti_phase is False else 2)
             ]
         self._moe_layers = [number for number, layer in enumerate(spec.layers) if layer.moe]
+        self._choice = LaneChoice() if anti_phase is None else None
         self.hot: HotExperts | None = None
         self._step_seconds = 0.0  # of the last steps, on average; 0: the next token goes first
         mailboxes = [lane.mailbox for lane in self.lanes if lane.mailbox is not None]
@@ -190,11 +193,17 @@ class HybridDecode:
         One of each at least. ``aside``: sessions that had no room for a token.
         """
         self.caches.reserve([member.cache for member in ready])
-        waiting = collections.deque(self._batches(ready))
+        count, trial = max(min(len(self.lanes), len(ready)), -(-len(ready) // MAX_ROWS)), False
+        if self._choice is not None and 1 < len(ready) <= MAX_ROWS:
+            turns, steps = self._choice.next(len(ready))
+            count, trial = 1 + turns, True
+            max_steps = min(max_steps, steps) if max_steps else steps
+        waiting = collections.deque(_batches(ready, count))
         batches = list(waiting)
-        for lane in self.lanes[: len(batches)]:
+        for lane in self.lanes[:count]:
             for batch in batches:
                 lane.prepare(len(batch.members))
+        began = time.monotonic()
         running: dict[int, _Batch] = {}  # by the lane's number
         try:
             if self._experts is not None:
@@ -233,13 +242,10 @@ class HybridDecode:
                 self._recover()  # the step was over by then
             else:
                 self._experts.stop()
-        return max(batch.num_steps for batch in batches)
-
-    def _batches(self, ready: list[Decoding]) -> list[_Batch]:
-        count = max(min(len(self.lanes), len(ready)), -(-len(ready) // MAX_ROWS))
-        size, more = divmod(len(ready), count)
-        begins = [number * size + min(number, more) for number in range(count + 1)]
-        return [_Batch(ready[begin:end]) for begin, end in itertools.pairwise(begins)]
+        steps = max(batch.num_steps for batch in batches)
+        if self._choice is not None and trial:
+            self._choice.took(len(ready), count > 1, steps, time.monotonic() - began)
+        return steps
 
     def _begin(self, lane: StepLane, batch: _Batch) -> None:
         lane.begin(
@@ -311,6 +317,12 @@ class HybridDecode:
         if self._experts is not None:
             for number in range(len(self.lanes)):
                 self._experts.server.abort(number)
+
+
+def _batches(ready: list[Decoding], count: int) -> list[_Batch]:
+    size, more = divmod(len(ready), count)
+    begins = [number * size + min(number, more) for number in range(count + 1)]
+    return [_Batch(ready[begin:end]) for begin, end in itertools.pairwise(begins)]
 
 
 def _all_go_on(members: Sequence[Decoding]) -> bool:
