@@ -28,14 +28,6 @@ LONG = 200
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
-@pytest.fixture
-def engine(open_engine):
-    folder = oracle_folder(SMALL_ORACLE)
-    engine = open_engine(folder)
-    with_hybrid(engine, folder)
-    return engine
-
-
 def begin(engine, max_tokens=6, ids=IDS, session=None):
     session = engine.session() if session is None else session
     params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_end=True)
