@@ -26,7 +26,7 @@ def free_memory_bytes(devices: Sequence[str]) -> int | None:
     if all(name == "cpu" for name in devices):
         return None
     torch.cuda.empty_cache()  # what an engine before this one has left to torch
-    free = [torch.cuda.mem_get_info(name)[0] for name in devices]
+    free = [int(torch.cuda.mem_get_info(name)[0]) for name in devices]
     return max(0, min(free) - RESERVE_BYTES)
 
 

@@ -348,7 +348,7 @@ class StreamedSource:
 
 def _multiplies_codes(device: torch.device) -> bool:
     """From Ada on (CUDA programming guide); the CPU device does what they would."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)
+    return device.type != "cuda" or bool(torch.cuda.get_device_capability(device) >= (8, 9))
 
 
 def _layer_of(key: str) -> int | None:
