@@ -159,12 +159,15 @@ class DecodeWorker:
                 self._refuse(message)
 
     def _read_channel(self) -> bool:
-        """Handle what has arrived; False when, beside running generations, it took too long."""
+        """Handle what has arrived; False when, beside running generations, it took too long.
+
+        Nothing that came after Close: whoever answers each message with another would go on.
+        """
         began = time.monotonic()
-        while True:
+        while not self._closing:
             if self._arriving is not None:
                 self._apply_part(*self._arriving)
-            elif message := self.channel.receive(block=not self._running and not self._closing):
+            elif message := self.channel.receive(block=not self._running):
                 self._handle(message)
                 del message  # its cache is not to live until the next one comes
             else:
@@ -172,6 +175,7 @@ class DecodeWorker:
             spent_seconds = time.monotonic() - began
             if self._running and spent_seconds > MESSAGES_SHARE * self._step_seconds:
                 return False
+        return True
 
     @staticmethod
     def _refuse(message: KVPacket | Control) -> None:
