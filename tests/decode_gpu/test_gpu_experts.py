@@ -18,7 +18,7 @@ from moechat.prefill.cpu import CpuPrefill
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'moechat[gpu]'")
 from stored_models import native_weights  # noqa: E402
 
-from moechat.decode.gpu import expert_slots, host_pieces, hybrid_loop  # noqa: E402
+from moechat.decode.gpu import expert_slots, host_pieces, hot_experts, hybrid_loop  # noqa: E402
 from moechat.decode.gpu.hot_experts import HotExperts, most_used  # noqa: E402
 from moechat.decode.gpu.weight_views import dense  # noqa: E402
 from moechat.gpu_weights.stored import StoredWeights  # noqa: E402
@@ -173,16 +173,17 @@ def test_default_mode_gives_the_same_tokens(name, open_hot):
 
 @pytest.fixture
 def copies(monkeypatch):
-    """Each piece that was copied, as (thread, bytes)."""
-    seen, real = [], host_pieces.HostPieces.copy
+    """Each piece of an expert that was copied, as (thread, bytes)."""
+    seen = []
 
-    def copy(pieces, target, source):
-        for _ in real(pieces, target, source):
-            seen.append((threading.current_thread().name, min(len(source), 4096)))
-            yield
+    class Counted(host_pieces.HostPieces):
+        def copy(self, target, source):
+            for _ in super().copy(target, source):
+                seen.append((threading.current_thread().name, min(len(source), 4096)))
+                yield
 
     monkeypatch.setattr(host_pieces, "PIECE_BYTES", 4096)
-    monkeypatch.setattr(host_pieces.HostPieces, "copy", copy)
+    monkeypatch.setattr(hot_experts, "HostPieces", Counted)
     return seen
 
 

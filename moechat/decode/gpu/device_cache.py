@@ -14,8 +14,8 @@ import numpy as np
 import torch  # type: ignore[import-not-found, unused-ignore]
 from numpy.typing import NDArray
 
+from moechat.decode.gpu.host_pieces import HostPieces, bytes_of
 from moechat.errors import DoesNotFit
-from moechat.gpu_weights.host_read import from_host
 from moechat.kv.cache import KVCache
 
 Int32 = NDArray[np.int32]
@@ -54,6 +54,7 @@ class DeviceCaches:
         self.version = 0
         self._windows, self._width = tuple(windows), width
         self._device, self._dtype, self._limit_bytes = device, dtype, limit_bytes
+        self._pieces = HostPieces(device)
         self._slabs, self._slots, self._clock = 2, _LEAST_SLOTS, 0
         self._mirrors: weakref.WeakKeyDictionary[KVCache, Mirror] = weakref.WeakKeyDictionary()
         self.slots_SCW = [self._allocate(layer, 2, _LEAST_SLOTS) for layer in range(len(windows))]
@@ -112,23 +113,19 @@ class DeviceCaches:
     def _fill(self, cache: KVCache, mirror: Mirror) -> None:
         if mirror.epoch != cache.epoch:
             mirror.end_L, mirror.epoch = mirror.first_L.copy(), cache.epoch
-        held_rows = []  # until the device has read them
-        for layer, slots_SCW in enumerate(self.slots_SCW):
-            count, held = cache.num_slots(layer), cache.first_slot(layer)
-            first, end = int(mirror.first_L[layer]), int(mirror.end_L[layer])
-            overflows = count + 1 - first > slots_SCW.shape[1]
-            if held > end or overflows or (first == end and first != held) or held < first:
-                first = end = held
-            if end < count:
-                rows = _tensor(cache.read(layer, end, count))
-                there = slots_SCW[mirror.slab, end - first : count - first]
-                if self._device.type == "cuda":
-                    rows = rows.pin_memory()
-                from_host(there, rows)
-                held_rows.append(rows)
-            mirror.first_L[layer], mirror.end_L[layer] = first, count
-        if held_rows and self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
+        with self._pieces.copying():
+            for layer, slots_SCW in enumerate(self.slots_SCW):
+                count, held = cache.num_slots(layer), cache.first_slot(layer)
+                first, end = int(mirror.first_L[layer]), int(mirror.end_L[layer])
+                overflows = count + 1 - first > slots_SCW.shape[1]
+                if held > end or overflows or (first == end and first != held) or held < first:
+                    first = end = held
+                if end < count:
+                    there = slots_SCW[mirror.slab, end - first : count - first]
+                    rows = cache.read(layer, end, count).reshape(-1).view(np.uint8)
+                    for _ in self._pieces.copy(bytes_of(there), rows):
+                        pass
+                mirror.first_L[layer], mirror.end_L[layer] = first, count
 
     def reserve(self, caches: Sequence[KVCache]) -> None:
         """Slabs for all that decode at once, and slots for the longest and one more.
@@ -218,10 +215,3 @@ def _first_visible(cache: KVCache, layer: int, position: int) -> int:
         return min(max(first, position), count)
     held = cache.native.positions(layer, first, count)
     return first + int(np.searchsorted(held, position))
-
-
-def _tensor(slots: NDArray[np.uint16] | NDArray[np.float32]) -> torch.Tensor:
-    """The cache's own type as torch's: uint16 holds the bits of BF16."""
-    if slots.dtype == np.uint16:
-        return torch.from_numpy(slots.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(slots)

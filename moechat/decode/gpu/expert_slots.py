@@ -11,7 +11,7 @@ import numpy as np
 import torch  # type: ignore[import-not-found, unused-ignore]
 from numpy.typing import NDArray
 
-from moechat.decode.gpu.host_pieces import HostPieces
+from moechat.decode.gpu.host_pieces import HostPieces, bytes_of
 from moechat.errors import BadParameter
 from moechat.gpu_weights.decode import decode, is_view, scale_grid, stays_stored
 from moechat.gpu_weights.stored import ExpertStack, Layout, StoredMatrix
@@ -109,10 +109,10 @@ class _Part:
         if isinstance(weight, Fp8Matrix):
             assert matrix.scale is not None
             grid = scale_grid(layout, torch.from_numpy(np.array(matrix.scale)[None]))
-            yield from pieces.copy(_bytes_of(weight.codes[slot]), matrix.data)
-            yield from pieces.copy(_bytes_of(weight.scale[slot]), _bytes_of(grid).numpy())
+            yield from pieces.copy(bytes_of(weight.codes[slot]), matrix.data)
+            yield from pieces.copy(bytes_of(weight.scale[slot]), bytes_of(grid).numpy())
         elif is_view(layout, self._dtype) and not layout.transposed:
-            yield from pieces.copy(_bytes_of(weight[slot]), matrix.data)
+            yield from pieces.copy(bytes_of(weight[slot]), matrix.data)
         else:
             data, scale = self._room(matrix.data), None
             yield from pieces.copy(data, matrix.data)
@@ -125,8 +125,3 @@ class _Part:
 
     def _room(self, source: NDArray[np.uint8]) -> torch.Tensor:
         return torch.empty(len(source), dtype=torch.uint8, device=self._device)
-
-
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """uint8 [bytes] of a dense tensor, in place."""
-    return tensor.view(-1).view(torch.uint8)

@@ -1,4 +1,4 @@
-"""Copies of mapped weights to a device in small pieces, so that decode need not wait for long."""
+"""Host memory to a device in small pieces, through little page-locked memory."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ import numpy as np
 import torch  # type: ignore[import-not-found, unused-ignore]
 from numpy.typing import NDArray
 
+from moechat.gpu_weights.host_read import from_host
+
 _cuda: Any = torch.cuda  # parts of it have no types
-# As prefill's: longer copies would keep the small ones of a step on the same link waiting.
-PIECE_BYTES = 8 << 20
+PIECE_BYTES = 8 << 20  # after so many somebody may look whether to go on
 
 
 class HostPieces:
-    """By way of two page-locked buffers on a stream of its own; on the CPU device at once.
+    """By way of two page-locked buffers, on a stream of its own; on the CPU device at once.
 
-    Not from the mapping itself: prefill page-locks windows of it meanwhile, and a copy must not
-    cross the border of one.
+    Not from mapped weights themselves: prefill page-locks windows of them meanwhile, and a read
+    must not cross the border of one. Kernels read: copies would wait for a prompt's (host_read).
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -35,10 +36,12 @@ class HostPieces:
 
     @contextlib.contextmanager
     def copying(self) -> Iterator[None]:
-        """Copies are made in here; they are done when it is left."""
+        """Copies are made in here, after all work so far of the caller's stream; they are done when
+        it is left."""
         if not self._on_gpu:
             yield
             return
+        self._stream.wait_stream(_cuda.current_stream(self._device))
         try:
             with _cuda.stream(self._stream):
                 yield
@@ -61,5 +64,10 @@ class HostPieces:
         self._turn = 1 - self._turn
         free.synchronize()
         np.copyto(buffer.numpy(), piece)
-        into.copy_(buffer, non_blocking=True)
+        from_host(into, buffer)
         free.record(self._stream)
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """uint8 [bytes] of a dense tensor, in place."""
+    return tensor.view(-1).view(torch.uint8)

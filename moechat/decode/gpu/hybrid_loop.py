@@ -118,7 +118,7 @@ class HybridDecode:
                     break
                 continue
             left = max(0, max_steps - num_steps) if max_steps else 0
-            if self.hot is not None and self.hot.exchanging and not self.sharing.copies_wait:
+            if self.hot is not None and self.hot.exchanging:
                 left = 1
                 if self._step_seconds:
                     share_seconds = _EXCHANGE_SHARE * self._step_seconds

@@ -40,7 +40,6 @@ class GpuSharing:
 
     def __init__(self, device: torch.device, make: Callable[[torch.device], Parts] | None = None):
         self.parts: Parts | None = None
-        self._on_gpu = device.type == "cuda"
         if make is not None or device.type == "cuda":
             with contextlib.suppress(OSError, AttributeError, RuntimeError):
                 self.parts = (make or partition)(device)
@@ -52,11 +51,6 @@ class GpuSharing:
         self._last_step = time.monotonic()
         at_work = self._layers > 0 or self._last_step - self._left_layer < _PAUSE_SECONDS
         return self.parts is not None and at_work
-
-    @property
-    def copies_wait(self) -> bool:
-        """Whether the copy engine serves the weights of a prompt, and nobody else."""
-        return self._on_gpu and self._layers > 0
 
     @contextlib.contextmanager
     def layer(self) -> Iterator[None]:

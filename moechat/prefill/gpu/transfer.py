@@ -23,7 +23,7 @@ from moechat.prefill.gpu.register import Registrar
 
 Bytes = NDArray[np.uint8]
 _cuda: Any = torch.cuda  # parts of it have no types
-# Larger copies would keep the small ones of a decode on the same card waiting.
+# What of other streams gets a turn at all has it between two pieces (see gpu_weights/host_read).
 PIECE_BYTES = 8 << 20
 STAGING_BUFFERS = 4
 # Copies that are asked for ahead: the driver keeps a CPU busy while its queue is full.
